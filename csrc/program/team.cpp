@@ -23,9 +23,7 @@ namespace {
 
 constexpr std::int64_t max_phases = 1 << 14;
 constexpr int spins_before_yield = 2000;  // about 50 microseconds of waiting for another member
-// A helper looks that often for work, and then so often while it lets others run, before it sleeps: about half a
-// millisecond, in which the next step begins. To wake it would take a tenth of one or more.
-constexpr int spins_before_sleep = 3000, yields_before_sleep = 1000;
+constexpr int spins_before_sleep = 3000;  // a helper looks that often for work before it sleeps
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -77,10 +75,8 @@ private:
     void serve(int index) {
         int seen = 0;
         for (;;) {
-            for (int spins = 0; round.load(std::memory_order_acquire) == seen; ++spins) {
-                if (spins >= spins_before_sleep + yields_before_sleep) break;
-                spins < spins_before_sleep ? relax() : std::this_thread::yield();
-            }
+            for (int spins = 0; round.load(std::memory_order_acquire) == seen && spins < spins_before_sleep; ++spins)
+                relax();
             round.wait(seen, std::memory_order_acquire);
             seen = round.load(std::memory_order_acquire);
             int state = helping.load(std::memory_order_acquire);

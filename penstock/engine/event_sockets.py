@@ -10,7 +10,7 @@ import zmq
 from penstock.config.errors import RESULT_TOO_LARGE, RequestError
 from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, FinishReason
-from penstock.engine import messages
+from penstock.engine import messages, request_names
 from penstock.engine.messages import MessageError
 
 _PROGRESS_S = 0.1
@@ -99,13 +99,13 @@ class Clients:
             return
         of: dict[str, list[EngineOutput]] = {}
         for output in outputs:
-            of.setdefault(messages.client_of(output.request_id), []).append(output)
+            of.setdefault(request_names.client_of(output.request_id), []).append(output)
         for client, own in of.items():
             if (socket := self._sockets.get(client)) is not None:
                 socket.outputs(own)
 
     def refused(self, request_id: str, error: RequestError) -> None:
-        self.send(messages.client_of(request_id), messages.refusal(request_id, error))
+        self.send(request_names.client_of(request_id), messages.refusal(request_id, error))
 
     def paced(self, pace: Pace) -> None:
         for socket in self._sockets.values():

@@ -147,33 +147,12 @@ Command = Submit | Cancel | StatsQuery | Attach | Detach
 Event = Progress | Ready | Outputs | Refused | Stats | Paced | Unattached | Heartbeat | Fatal
 
 T = TypeVar("T")
-_PREFIX = "\x01"
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _launch = msgspec.msgpack.Decoder(Launch)
 _REFUSALS = (ContextLengthError, OverloadedError)
 _FATALS = (ConfigError, CheckpointError, MemoryPlanError, TemplateError)
-
-
-def prefix(client: str) -> str:
-    """What the ids of a client's requests begin with."""
-    return f"{_PREFIX}{client}/"
-
-
-def named(client: str, request_id: str) -> str:
-    """A request's id among those of all clients: as it is, for the client that started the engine."""
-    return prefix(client) + request_id if client or request_id.startswith(_PREFIX) else request_id
-
-
-def client_of(request_id: str) -> str:
-    """Whose request it is."""
-    return request_id[1:].partition("/")[0] if request_id.startswith(_PREFIX) else ""
-
-
-def unnamed(request_id: str) -> str:
-    """A request's id as its client knows it."""
-    return request_id[len(prefix(client_of(request_id))) :] if request_id.startswith(_PREFIX) else request_id
 
 
 def encode(message: Command | Event | Launch) -> bytes:

@@ -25,7 +25,7 @@ import zmq
 from penstock.config.environment import read_environment, settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError, PenstockError
 from penstock.config.logs import log_handler
-from penstock.engine import messages
+from penstock.engine import messages, request_names
 from penstock.engine.driver import EngineDriver
 from penstock.engine.event_sockets import Clients, EventSocket
 from penstock.engine.messages import MessageError
@@ -140,7 +140,7 @@ def obey(driver: EngineDriver, info: EngineInfo, clients: Clients, frame: bytes)
         return
     match command:
         case messages.Submit(request=request, so_far=so_far):
-            if messages.client_of(request.request_id) in clients:  # else it left this behind
+            if request_names.client_of(request.request_id) in clients:  # else it left this behind
                 driver.submit(request, so_far)
         case messages.Cancel(request_id=request_id):
             driver.cancel(request_id)
@@ -151,7 +151,7 @@ def obey(driver: EngineDriver, info: EngineInfo, clients: Clients, frame: bytes)
             clients.send(client, messages.Ready(info))
         case messages.Detach(client=client):
             clients.detach(client)
-            driver.leave(messages.prefix(client))
+            driver.leave(request_names.prefix(client))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.policies.waiting import Waiting, Work
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
-from penstock.engine import messages
+from penstock.engine import request_names
 from penstock.engine.so_far import SoFar
 from penstock.engine.watched_time import WatchedTime
 
@@ -154,7 +154,7 @@ class StreamTable:
             RequestError: a live request has the same id.
         """
         if request.request_id in self._live:
-            name = messages.unnamed(request.request_id).removeprefix(f"{request.owner}:")
+            name = request_names.unnamed(request.request_id).removeprefix(f"{request.owner}:")
             raise RequestError(
                 f"request_id {name[:80]!r} is in use by a running request; choose another, or none.",
                 param="request_id",

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.request import EngineRequest, EngineStats, FinishReason
-from penstock.engine import messages
+from penstock.engine import messages, request_names
 from penstock.engine.counting import ended, together
 from penstock.engine.messages import MessageError
 from penstock.engine.streams import OutputStream, StreamTable
@@ -55,7 +55,7 @@ class EngineLine:
     def cut(self, worked_on: Set[str] | None) -> None:
         """The engine has gone. It worked on these requests; None where nobody knows on which."""
         self._close_line()
-        alone = all(messages.client_of(name) == self.client for name in worked_on or ())
+        alone = all(request_names.client_of(name) == self.client for name in worked_on or ())
         self.resumption.died(worked_on, alone=alone)
 
     def end(self, why: str) -> None:
@@ -72,7 +72,7 @@ class EngineLine:
         """Queues a request; as `EngineClient.submit`."""
         if self._send is None:
             raise EngineDeadError("The engine process is gone.")
-        if (name := messages.named(self.client, request.request_id)) != request.request_id:
+        if (name := request_names.named(self.client, request.request_id)) != request.request_id:
             request = replace(request, request_id=name)
         try:
             frame = messages.encode(messages.Submit(request))
@@ -103,7 +103,7 @@ class EngineLine:
 
     def cancel(self, request_id: str) -> None:
         """As `EngineClient.cancel`."""
-        self._cancel(messages.named(self.client, request_id))
+        self._cancel(request_names.named(self.client, request_id))
 
     def _cancel(self, request_id: str) -> None:
         stream = self.streams.get(request_id)

@@ -34,7 +34,12 @@ class BodyMemory:
     def __init__(self, processes: int = 1) -> None:
         """Each of so many processes has its share of the memory, which the longest body fits into."""
         self._held = 0
-        self._most = max(limits.MAX_BODY_BYTES, limits.MAX_BODIES_BYTES // processes)
+        self._processes = processes
+
+    @property
+    def _most(self) -> int:
+        share = limits.MAX_BODIES_BYTES // self._processes
+        return share if self._processes == 1 else max(limits.MAX_BODY_BYTES, share)
 
     @contextmanager
     def request(self) -> Iterator[Callable[[int], None]]:

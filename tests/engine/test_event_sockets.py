@@ -12,7 +12,7 @@ import zmq
 from penstock.config.errors import RequestError
 from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput
-from penstock.engine import messages
+from penstock.engine import messages, request_names
 from penstock.engine.event_sockets import Clients, EventSocket
 
 PACE = Pace(0.1, 0.01, 0.02, rows=8, budget=512)
@@ -54,7 +54,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 
 
 def out(client: str, name: str) -> EngineOutput:
-    return EngineOutput(messages.named(client, name), 0, (1,))
+    return EngineOutput(request_names.named(client, name), 0, (1,))
 
 
 def test_each_is_told_its_own(line: Line) -> None:
@@ -65,9 +65,9 @@ def test_each_is_told_its_own(line: Line) -> None:
     assert line.told("") == messages.Outputs([out("", "a")])
     assert line.told("1.1") == messages.Outputs([out("1.1", "a"), out("1.1", "b")])
     assert line.told("2.1") == messages.Outputs([out("2.1", "a")])
-    line.clients.refused(messages.named("2.1", "c"), RequestError("no"))
+    line.clients.refused(request_names.named("2.1", "c"), RequestError("no"))
     told = line.told("2.1")
-    assert isinstance(told, messages.Refused) and messages.unnamed(told.request_id) == "c"
+    assert isinstance(told, messages.Refused) and request_names.unnamed(told.request_id) == "c"
     line.clients.paced(PACE)
     assert [line.told(client) for client in ("", "1.1", "2.1")] == [messages.Paced(PACE)] * 3
 
@@ -99,6 +99,6 @@ def test_one_that_no_socket_can_be_had_for_is_not_there(line: Line, caplog: pyte
 @pytest.mark.parametrize("name", ["a", "\x01a", "\x01", "a/b"])
 @pytest.mark.parametrize("client", ["", "1.1", "63.999"])
 def test_names_come_back(client: str, name: str) -> None:
-    named = messages.named(client, name)
-    assert messages.client_of(named) == client
-    assert messages.unnamed(named) == name
+    named = request_names.named(client, name)
+    assert request_names.client_of(named) == client
+    assert request_names.unnamed(named) == name

@@ -28,7 +28,7 @@ from penstock.core.policies.pace import Pace
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.core.sampling import SamplingParams
-from penstock.engine import messages
+from penstock.engine import messages, request_names
 from penstock.engine.api import EngineInfo
 from penstock.engine.event_sockets import EventSocket
 from penstock.engine.messages import MessageError
@@ -89,8 +89,8 @@ def test_events_come_back(event: messages.Event) -> None:
 def test_ids_tell_whose_requests_they_are() -> None:
     for client in ("", "0.1", "1.12"):
         for name in ("a", "a/b", "owner:x/y", "1.12/a", "\x011.12/a", "\x01"):
-            assert messages.client_of(messages.named(client, name)) == client
-            assert not client or messages.named(client, name) == messages.prefix(client) + name
+            assert request_names.client_of(request_names.named(client, name)) == client
+            assert not client or request_names.named(client, name) == request_names.prefix(client) + name
 
 
 def test_launch_comes_back() -> None:

@@ -55,8 +55,7 @@ class Waiting:
         self.tokens = 0
         self.pace: Pace | None = None
         self._most_seconds = None if most_seconds is None else most_seconds / processes
-        self._most_requests = limits.MAX_QUEUED_REQUESTS // processes
-        self._most_tokens = limits.MAX_QUEUED_TOKENS // processes
+        self._processes = processes
         self._all = _Load()
         self._owners: dict[str, _Load] = {}  # of those who have something waiting
         self._mean = Work(0.0, 0.0)
@@ -107,11 +106,11 @@ class Waiting:
             OverloadedError: too many requests or prompt tokens wait already.
         """
         tokens = len(request.prompt_ids) * request.sampling.n
-        if self.requests >= self._most_requests:
+        if self.requests >= limits.MAX_QUEUED_REQUESTS // self._processes:
             raise OverloadedError(
                 f"{self.requests} requests wait already, the most allowed; retry later.", retry_after=self._promise()
             )
-        most_tokens = self._most_tokens if self.tokens else limits.MAX_QUEUED_TOKENS  # a share is for several
+        most_tokens = limits.MAX_QUEUED_TOKENS // (self._processes if self.tokens else 1)  # a share is for several
         if self.tokens + tokens > most_tokens:
             raise OverloadedError(
                 f"{self.tokens} prompt tokens wait already; {tokens} more would exceed the limit of "
