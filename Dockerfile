@@ -16,6 +16,7 @@ RUN /opt/penstock/bin/pip install "$(grep '^torch==' requirements/runtime.txt)+c
 COPY pyproject.toml CMakeLists.txt LICENSE README.md ./
 COPY cmake cmake
 COPY csrc csrc
+COPY man man
 COPY penstock penstock
 RUN PATH=/opt/build/bin:$PATH pip wheel --no-build-isolation --no-deps -w /opt/wheel . -C wheel.py-api=cp311 \
     && /opt/penstock/bin/pip install --no-deps /opt/wheel/*.whl \

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.library.store import open_store
+from penstock.weights.open import bundled_model_path
 from tests.browser.test_chat import answered, answers, opened, send
 from tests.host.support import Engines, source
+from tests.library.servers import Hub
+from tests.library.servers import running as running_hub
 from tests.server.hosted import Hosting, hosting
 from tests.server.support import Running, until
 
@@ -54,6 +59,29 @@ def test_two_models_answer_side_by_side(page: Page, many: Hosting) -> None:
     send(page, "And now?")
     answered(page, 3)
     assert answers(page).last.locator("header").inner_text() == "large"
+
+
+def test_a_model_is_pulled_to_its_end_and_stands_in_the_library(
+    page: Page, text: TextPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PENSTOCK_MODELS", "HF_HOME", "OLLAMA_MODELS"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with running_hub(Hub()) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.put("me/concierge", {f.name: f.read_bytes() for f in bundled_model_path().iterdir() if f.is_file()})
+        gate = hub.gates["/me/concierge/model.safetensors"] = threading.Event()
+        engines, store = Engines(text), open_store()
+        with hosting(engines, source("small")) as server:
+            page.goto(f"{server.url}/#models")
+            page.get_by_label("Pull a model").fill("me/concierge")
+            page.get_by_role("button", name="Pull").click()
+            page.locator(".pull progress").wait_for()
+            gate.set()
+            page.get_by_text("me/concierge is here.").first.wait_for()
+            page.get_by_role("button", name="Pull").wait_for()
+            assert "me/concierge" in [entry.name for entry in store.list()]
+        until(lambda: not engines.live)
 
 
 def test_a_refused_pull_is_told(page: Page, many: Hosting) -> None:
