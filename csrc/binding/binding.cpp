@@ -49,7 +49,10 @@ SamplerRow make_row(std::int64_t vocab_size, std::uint64_t seed, std::uint32_t s
                     std::vector<std::pair<std::int64_t, double>> logit_bias,
                     std::optional<std::vector<std::int64_t>> allowed_ids,
                     std::vector<std::vector<std::int64_t>> bad_words, std::vector<std::int64_t> stop_ids,
-                    std::vector<std::int64_t> prompt_ids, std::vector<std::int64_t> generated_ids) {
+                    std::vector<std::int64_t> prompt_ids, std::vector<std::int64_t> generated_ids,
+                    std::vector<std::pair<std::string, std::vector<double>>> chain, nb::bytes breaker_mask,
+                    std::vector<std::vector<std::int64_t>> breaker_sequences, std::vector<std::int64_t> protected_ids,
+                    std::vector<double> state) {
     RowSettings s;
     s.vocab_size = vocab_size;
     s.seed = seed;
@@ -70,6 +73,11 @@ SamplerRow make_row(std::int64_t vocab_size, std::uint64_t seed, std::uint32_t s
     s.stop_ids = std::move(stop_ids);
     s.prompt_ids = std::move(prompt_ids);
     s.generated_ids = std::move(generated_ids);
+    s.chain = std::move(chain);
+    s.breaker_mask.assign(breaker_mask.c_str(), breaker_mask.size());
+    s.breaker_sequences = std::move(breaker_sequences);
+    s.protected_ids = std::move(protected_ids);
+    s.state = std::move(state);
     return SamplerRow(s);
 }
 
@@ -104,8 +112,7 @@ std::pair<std::vector<std::int64_t>, std::vector<int>> sample(Matrix<const float
             logits.data() + i * vocab, masks ? masks->data() + i * words : nullptr,
             static_cast<std::uint64_t>(positions[static_cast<std::size_t>(i)])));
     }
-    std::vector<std::int64_t> tokens(rows.size());
-    std::vector<int> errors(rows.size());
+    std::vector<SampledRow> sampled(rows.size());
     {
         nb::gil_scoped_release release;
         const OpTable& table = ops();
@@ -113,14 +120,17 @@ std::pair<std::vector<std::int64_t>, std::vector<int>> sample(Matrix<const float
             const Scratch scratch = thread_scratch(vocab);
             for (std::int64_t i = begin; i < end; ++i) {
                 const auto row = static_cast<std::size_t>(i);
-                const SampledRow out = table.sample_row(views[row], vocab, scratch);
-                tokens[row] = out.token;
-                errors[row] = static_cast<int>(out.error);
+                sampled[row] = table.sample_row(views[row], vocab, scratch);
             }
         });
     }
-    for (std::size_t i = 0; i < rows.size(); ++i)
-        if (tokens[i] >= 0) rows[i]->extend(tokens[i]);
+    std::vector<std::int64_t> tokens(rows.size());
+    std::vector<int> errors(rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        tokens[i] = sampled[i].token;
+        errors[i] = static_cast<int>(sampled[i].error);
+        if (tokens[i] >= 0) rows[i]->take(sampled[i]);
+    }
     return {std::move(tokens), std::move(errors)};
 }
 
@@ -159,7 +169,7 @@ void verify(Matrix<const float> logits, const std::vector<SamplerRow*>& rows, Ve
                 tokens.data()[at] = out.token;
                 errors.data()[at] = static_cast<std::uint8_t>(out.error);
                 if (out.token < 0) break;
-                row.extend(out.token);
+                row.take(out);
                 if (out.token != expected.data()[at]) break;
             }
         }
@@ -265,9 +275,13 @@ NB_MODULE(_native, m) {
              "top_p"_a = 1.0, "min_p"_a = 0.0, "typical_p"_a = 1.0, "repetition_penalty"_a = 1.0,
              "presence_penalty"_a = 0.0, "frequency_penalty"_a = 0.0, "min_tokens"_a = 0,
              "logit_bias"_a = nb::make_tuple(), "allowed_ids"_a = nb::none(), "bad_words"_a = nb::make_tuple(),
-             "stop_ids"_a = nb::make_tuple(), "prompt_ids"_a = nb::make_tuple(), "generated_ids"_a = nb::make_tuple())
+             "stop_ids"_a = nb::make_tuple(), "prompt_ids"_a = nb::make_tuple(), "generated_ids"_a = nb::make_tuple(),
+             "chain"_a = nb::make_tuple(), "breaker_mask"_a = nb::bytes("", 0),
+             "breaker_sequences"_a = nb::make_tuple(), "protected_ids"_a = nb::make_tuple(),
+             "state"_a = nb::make_tuple())
         .def("extend", &SamplerRow::extend, "token"_a, "Takes a token that was generated or forced.")
-        .def_prop_ro("num_generated", &SamplerRow::num_generated);
+        .def_prop_ro("num_generated", &SamplerRow::num_generated)
+        .def_prop_ro("state", [](const SamplerRow& row) { return nb::tuple(nb::cast(row.state())); });
     m.def("sample", &sample, "logits"_a.noconvert(), "rows"_a, "positions"_a, "masks"_a.noconvert() = nb::none(),
           "Draws one token a row and gives it to the row: tokens, and a code each, 0 for no error.");
     m.def("verify", &verify, "logits"_a.noconvert(), "rows"_a, "starts"_a.noconvert(), "expected"_a.noconvert(),

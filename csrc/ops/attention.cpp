@@ -733,13 +733,17 @@ void run_items(const AttentionArgs& args, Worker& worker) {
                      i % plan.head_chunks};
     };
     const std::int64_t count = static_cast<std::int64_t>(plan.items.size()) * each;
-    worker.share(count, plan.pieces, [&](std::int64_t begin, std::int64_t end) {
-        const std::byte* first[partition_tiles];
-        const std::int64_t tiles = find_first_keys(args, piece(begin), first);
-        for (std::int64_t t = 0; t < tiles; ++t) prefetch(first[t], key_tile_bytes(args.layout));
+    std::int64_t asked = -1;  // the piece whose keys the one before asked for
+    worker.share_neighbours(count, plan.pieces, [&](std::int64_t begin, std::int64_t end) {
+        if (begin != asked) {
+            const std::byte* first[partition_tiles];
+            const std::int64_t tiles = find_first_keys(args, piece(begin), first);
+            for (std::int64_t t = 0; t < tiles; ++t) prefetch(first[t], key_tile_bytes(args.layout));
+        }
         for (std::int64_t i = begin; i < end; ++i) {
-            const Piece next = piece(i + 1 < end ? i + 1 : i);
-            ItemRun<type>(args, piece(i), i + 1 < end ? &next : nullptr).run();
+            asked = i + 1 < count ? i + 1 : -1;  // most likely this thread's, too
+            const Piece next = piece(asked < 0 ? i : asked);
+            ItemRun<type>(args, piece(i), asked < 0 ? nullptr : &next).run();
         }
     });
 }

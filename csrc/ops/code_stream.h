@@ -19,11 +19,12 @@ struct SpanShape {
     bool has_min;
 };
 
-// Of R rows; scales are those of the panel's columns in SpanScales.
-template <class Codes, int unit, int R>
-void stream_codes(const PackedHeader& header, const std::uint8_t* codes, const float* scales, const SpanShape& shape,
-                  const ActivationSpan* const* rows, const SumPlace& sums) {
-    constexpr int parts = 32 / unit, wide = vec::column_parts, lanes = 16 / wide;
+// The columns of the parts from `part` on, `wide` of them.
+template <class Codes, int unit, int R, int part, int wide>
+[[gnu::always_inline]] static inline void stream_parts(const PackedHeader& header, const std::uint8_t* codes,
+                                                       const float* scales, const SpanShape& shape,
+                                                       const ActivationSpan* const* rows, const SumPlace& sums) {
+    constexpr int pieces = 32 / unit, lanes = 16 / vec::column_parts, first = lanes * part;
     const std::int32_t zero = vec::code_base<Codes::most> - shape.zero;
     const Codes source(header, codes, shape.units);
     vec::ColumnFloats kept[R][wide];
@@ -31,24 +32,25 @@ void stream_codes(const PackedHeader& header, const std::uint8_t* codes, const f
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
         for (int c = 0; c < wide; ++c)
-            kept[r][c] =
-                sums.from ? vec::load_columns(sums.from + r * group_columns + lanes * c) : vec::splat_columns(0.0f);
+            kept[r][c] = sums.from ? vec::load_columns(sums.from + r * group_columns + first + lanes * c)
+                                   : vec::splat_columns(0.0f);
     for (std::int64_t u = shape.first; u < shape.first + shape.units; ++u, codes += Codes::unit_bytes) {
+        if constexpr (part == 0)
 #pragma GCC unroll 8
-        for (int i = 0; i < (Codes::unit_bytes + 63) / 64; ++i) vec::prefetch(codes + code_bytes_ahead + 64 * i);
-        vec::CodeSum<Codes::most, unit / 4> acc[R][wide][parts];
+            for (int i = 0; i < (Codes::unit_bytes + 63) / 64; ++i) vec::prefetch(codes + code_bytes_ahead + 64 * i);
+        vec::CodeSum<Codes::most, unit / 4> acc[R][wide][pieces];
         source.each(u - shape.first, [&](auto v, vec::Bytes64 bytes) __attribute__((always_inline)) {
             constexpr int at = decltype(v)::value, step = at % (unit / 4);
             in_numbers<wide>([&](auto c) __attribute__((always_inline)) {
-                const auto weights = vec::ColumnCodes<Codes::most>::template of<c.value>(bytes);
+                const auto weights = vec::ColumnCodes<Codes::most>::template of<part + c.value>(bytes);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r)
                     acc[r][c.value][at * 4 / unit].template add<step>(weights, rows[r]->value + 32 * u + 4 * at);
             });
         });
 #pragma GCC unroll 2
-        for (int i = 0; i < parts; ++i) {
-            const float* const scale = scales + (((u * parts + i) >> shape.group_shift) * group_columns);
+        for (int i = 0; i < pieces; ++i) {
+            const float* const scale = scales + (((u * pieces + i) >> shape.group_shift) * group_columns) + first;
             // What does not change from row to row is asked once, not in the loops over rows and columns.
             const auto add_products = [&](auto centred) __attribute__((always_inline)) {
 #pragma GCC unroll 4
@@ -79,9 +81,23 @@ void stream_codes(const PackedHeader& header, const std::uint8_t* codes, const f
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
         for (int c = 0; c < wide; ++c) {
-            const std::int64_t at = r * group_columns + lanes * c;
+            const std::int64_t at = r * group_columns + first + lanes * c;
             vec::store(sums.to + at, sums.before ? vec::load_columns(sums.before + at) + kept[r][c] : kept[r][c]);
         }
+}
+
+// Of R rows; scales are those of the panel's columns in SpanScales. Of more than two rows the sums of all columns do
+// not fit in registers: of codes that are quickly unpacked, one part of the columns goes through the span before the
+// next.
+template <class Codes, int unit, int R>
+void stream_codes(const PackedHeader& header, const std::uint8_t* codes, const float* scales, const SpanShape& shape,
+                  const ActivationSpan* const* rows, const SumPlace& sums) {
+    if constexpr (R < 3 || Codes::most > 15)
+        stream_parts<Codes, unit, R, 0, vec::column_parts>(header, codes, scales, shape, rows, sums);
+    else
+        in_numbers<vec::column_parts>([&](auto part) __attribute__((always_inline)) {
+            stream_parts<Codes, unit, R, part.value, 1>(header, codes, scales, shape, rows, sums);
+        });
 }
 
 using StreamCodes = void (*)(const PackedHeader&, const std::uint8_t*, const float*, const SpanShape&,

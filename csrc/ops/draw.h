@@ -25,10 +25,11 @@ public:
     }
 
     // Tokens of rising ids.
-    void take_list(const std::uint32_t* ids, const float* values, std::int64_t count) {
+    template <class Value>
+    void take_list(const std::uint32_t* ids, const Value* values, std::int64_t count) {
         for (std::int64_t from = 0, to = 0; from < count; from = to) {
             const std::int64_t at = ids[from] / lot * lot;
-            float top = neg_inf;
+            Value top = static_cast<Value>(neg_inf);
             for (; to < count && ids[to] < at + lot; ++to) top = values[to] > top ? values[to] : top;
             if (top < least_logit_ || !any_may_win(at, top)) continue;
             for (std::int64_t i = from; i < to; ++i) consider(ids[i], values[i]);
@@ -78,7 +79,7 @@ private:
 
     // Makes the random bits of the lot at `at`, a multiple of its size; whether one of its tokens may win, whose logits
     // are at most `top`. With c the complement of its bits, of n bits, a token's noise is at most (33 - n) ln 2.
-    bool any_may_win(std::int64_t at, float top) {
+    bool any_may_win(std::int64_t at, double top) {
         const double needed = static_cast<double>(best_) / unit - distance(top);
         const int bits = static_cast<int>(33.01 - needed * 1.4426950408889634);
         if (bits < 0) return false;
@@ -91,7 +92,8 @@ private:
     }
 
     // A token of the lot that was made last.
-    void consider(std::int64_t token, float value) {
+    template <class Value>
+    void consider(std::int64_t token, Value value) {
         const std::uint32_t word = words_[token % 4][token / 4 % calls];
         if (word < least_word_ || value < least_logit_) return;
         const std::int64_t found = sum(value, gumbel(word));
@@ -100,11 +102,11 @@ private:
         raise(found);
     }
 
-    double distance(float value) const {
-        const double found = (static_cast<double>(value) - static_cast<double>(max_)) * scale_;
+    double distance(double value) const {
+        const double found = (value - static_cast<double>(max_)) * scale_;
         return found > least_distance ? found : least_distance;
     }
-    std::int64_t sum(float value, std::int64_t noise) const {
+    std::int64_t sum(double value, std::int64_t noise) const {
         return static_cast<std::int64_t>(distance(value) * unit) + noise;
     }
 

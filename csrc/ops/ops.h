@@ -14,6 +14,8 @@ enum class RowError : std::uint8_t {
     nothing_allowed = 2,  // every token is banned by the row's masks
 };
 
+struct ChainView;  // chain.h
+
 // One row to sample: its logits and what was asked of it. All token ids are below the vocabulary size.
 struct RowView {
     const float* logits;
@@ -34,6 +36,7 @@ struct RowView {
     std::int64_t top_k;
     std::uint64_t seed, position;  // whose noise, with the sequence's number
     std::uint32_t sequence;
+    const ChainView* chain;  // instead of penalties, temperature and filters; null for none
 };
 
 // Work space of one thread for a vocabulary of V tokens.
@@ -41,6 +44,7 @@ struct Scratch {
     float* logits;         // [V]
     float* values;         // [V]
     double* weights;       // [V]
+    double* chained;       // [V]
     std::uint64_t* keys;   // [V]
     std::uint32_t* ids;    // [V]
     std::uint32_t* index;  // [V]
@@ -56,6 +60,7 @@ struct Logprobs {
 struct SampledRow {
     std::int64_t token;
     RowError error;
+    double state[2] = {};  // what the last sampler of a chain has learned
 };
 
 }  // namespace penstock

@@ -6,6 +6,7 @@
 #include "ops/rotate.h"
 #include "ops/row_chunk.h"
 #include "ops/segments.h"
+#include "vec/prefetch.h"
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -324,6 +325,13 @@ void write_token_pairs(const RopeWriteArgs& args, std::int64_t first, std::int64
     }
 }
 
+// Of an item of rope_write(), the first token's: a key touches each line of its tile.
+void ask_for_tile(const RopeWriteArgs& args, std::int64_t item) {
+    const KvLayout& layout = args.layout;
+    const Place place(args, args.slot[item / layout.heads * kv_tile], item % layout.heads);
+    for (std::int64_t at = 0; at < key_tile_bytes(layout); at += 64) vec::prefetch(place.key_tile + at);
+}
+
 KvEntry entry_memory(const KvLayout& layout) {
     const std::int64_t room = entry_room(layout);
     std::byte* const memory = thread_memory(3, static_cast<std::size_t>(room * (12 + 4 * kv_tile)));
@@ -391,9 +399,12 @@ void rope_write(const RopeWriteArgs& args, Worker& worker) {
     }
     const std::int64_t spans = (args.tokens + kv_tile - 1) / kv_tile, span = std::min(args.tokens, kv_tile);
     const std::int64_t width = (args.heads / layout.heads + 2) * layout.key_dim + layout.value_dim;
-    worker.share(spans * layout.heads, row_chunk(span * width), [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t items = spans * layout.heads, each = std::max<std::int64_t>(1, items / (2 * worker.count()));
+    worker.share_neighbours(items, std::min(each, row_chunk(span * width)), [&](std::int64_t begin, std::int64_t end) {
         KvEntry entry = entry_memory(layout);
+        ask_for_tile(args, begin);
         for (std::int64_t item = begin; item < end; ++item) {
+            if (item + 1 < end) ask_for_tile(args, item + 1);
             const std::int64_t first = item / layout.heads * kv_tile, last = std::min(first + kv_tile, args.tokens);
             const auto write = layout.type == KvType::bf16 ? write_token_pairs : write_tokens;
             write(args, first, last, item % layout.heads, entry);

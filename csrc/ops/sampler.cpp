@@ -1,14 +1,13 @@
 // The sampling chain of one row: masks and penalties on the logits, then filters on a list of candidates, then a draw
 // by noise. kernels/reference/sampling.py states the same in numpy.
+#include "ops/chain.h"
 #include "ops/draw.h"
+#include "ops/mass_cut.h"
 #include "ops/ops.h"
 #include "ops/top_k.h"
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
-
-// A set reaches a wanted mass when it is this close below it, so that ties do not depend on the order of summation.
-constexpr double mass_slack = 1e-12;
 
 bool unchanged(const RowView& row) {
     return !row.num_biases && !row.allowed && !row.grammar && !row.num_banned && !row.num_stop_ids && !row.num_seen;
@@ -65,65 +64,7 @@ struct Candidates {
         for (std::int64_t i = 0; i < count; ++i) most = values[i] > most ? values[i] : most;
         return most;
     }
-
-    template <class Keep>
-    void filter(Keep keep) {
-        std::int64_t kept = 0;
-        for (std::int64_t i = 0; i < count; ++i) {
-            if (!keep(i)) continue;
-            ids[kept] = ids[i];
-            values[kept] = values[i];
-            weights[kept++] = weights[i];
-        }
-        count = kept;
-    }
 };
-
-// Keys below `key` and the first `ties` keys equal to it are the smallest prefix, in order of (key, index), that
-// reaches a mass.
-struct Cut {
-    std::uint64_t key;
-    std::int64_t ties;
-};
-
-// Radix selection: sums the mass of 2048 buckets of keys, then looks only into the bucket where the target is met.
-Cut cut_by_mass(const std::uint64_t* keys, int bits, const double* weights, std::int64_t count, double target,
-                std::uint32_t* index) {
-    constexpr int digit = 11, buckets = 1 << digit;
-    for (std::int64_t i = 0; i < count; ++i) index[i] = static_cast<std::uint32_t>(i);
-    double before = 0.0;
-    for (int shift = bits; shift > 0;) {
-        shift = shift > digit ? shift - digit : 0;
-        double mass[buckets] = {};
-        for (std::int64_t i = 0; i < count; ++i) mass[keys[index[i]] >> shift & (buckets - 1)] += weights[index[i]];
-        std::uint64_t met = buckets;
-        double reached = before, before_last = before;
-        for (std::uint64_t b = 0; b < buckets; ++b) {
-            if (mass[b] == 0.0) continue;
-            before_last = reached;
-            reached += mass[b];
-            met = b;
-            if (reached >= target) break;
-        }
-        before = before_last;
-        std::int64_t inside = 0;
-        for (std::int64_t i = 0; i < count; ++i)
-            if ((keys[index[i]] >> shift & (buckets - 1)) == met) index[inside++] = index[i];
-        count = inside;
-    }
-    Cut cut{keys[index[0]], 0};
-    for (; cut.ties < count && before < target; ++cut.ties) before += weights[index[cut.ties]];
-    return cut;
-}
-
-void keep_by_mass(Candidates& list, int bits, double target, const Scratch& scratch) {
-    const double least = 1e-300;
-    const Cut cut =
-        cut_by_mass(scratch.keys, bits, list.weights, list.count, target > least ? target : least, scratch.index);
-    std::int64_t ties = cut.ties;
-    list.filter(
-        [&](std::int64_t i) { return scratch.keys[i] < cut.key || (scratch.keys[i] == cut.key && ties-- > 0); });
-}
 
 // Keys that ascend as finite logits descend.
 void keys_by_logit(const Candidates& list, std::uint64_t* keys) {
@@ -140,13 +81,13 @@ void keep_top_k(Candidates& list, std::int64_t k, const float* logits, std::int6
         const TopHeap heap = top_heap(logits, vocab, k, list.ids, list.values);
         sort_by_id(heap);
         list.count = heap.size;
-        list.filter([&](std::int64_t i) { return list.values[i] > neg_inf; });
+        filter(list, [&](std::int64_t i) { return list.values[i] > neg_inf; });
         return;
     }
     list.count = collect(logits, vocab, least_finite, list.ids, list.values);
     for (std::int64_t i = 0; i < list.count; ++i) list.weights[i] = 1.0;
     keys_by_logit(list, scratch.keys);
-    keep_by_mass(list, 32, static_cast<double>(k), scratch);
+    keep_by_mass(list, scratch.keys, 32, static_cast<double>(k), scratch.index);
 }
 
 // Locally typical sampling: tokens whose surprise is nearest to the entropy come first.
@@ -161,13 +102,13 @@ void keep_typical(Candidates& list, double mass, double max, double scale, const
         const double distance = __builtin_fabs((log_total - x) - entropy);
         __builtin_memcpy(&scratch.keys[i], &distance, 8);
     }
-    keep_by_mass(list, 64, (mass - mass_slack) * total, scratch);
+    keep_by_mass(list, scratch.keys, 64, (mass - mass_slack) * total, scratch.index);
 }
 
 // Tokens below min_p times the largest probability of those left go.
 void keep_min_p(Candidates& list, double min_p, double max, double scale) {
     const double top = (static_cast<double>(list.largest()) - max) * scale, least = std::log(min_p);
-    list.filter([&](std::int64_t i) { return (static_cast<double>(list.values[i]) - max) * scale - top >= least; });
+    filter(list, [&](std::int64_t i) { return (static_cast<double>(list.values[i]) - max) * scale - top >= least; });
 }
 
 std::int64_t draw_filtered(const RowView& row, const float* logits, std::int64_t vocab, float max, double scale,
@@ -192,12 +133,45 @@ std::int64_t draw_filtered(const RowView& row, const float* logits, std::int64_t
     if (row.typical_p < 1.0) keep_typical(list, row.typical_p, top, scale, scratch);
     if (row.top_p < 1.0) {
         keys_by_logit(list, scratch.keys);
-        keep_by_mass(list, 32, (row.top_p - mass_slack) * (total > 0.0 ? total : list.total()), scratch);
+        keep_by_mass(list, scratch.keys, 32, (row.top_p - mass_slack) * (total > 0.0 ? total : list.total()),
+                     scratch.index);
     }
     if (row.min_p > 0.0) keep_min_p(list, row.min_p, top, scale);
     Draw drawn(key_of(row), max, scale, list.largest());
     drawn.take_list(list.ids, list.values, list.count);
     return drawn.token();
+}
+
+vec::F64 load_doubles(const double* from) {
+    vec::F64 out;
+    __builtin_memcpy(&out, from, 8 * sizeof(double));
+    return out;
+}
+
+// Of the list [n] e^(value - max).
+void weigh_list(const double* values, std::int64_t count, double max, double* weights) {
+    const vec::F64 top = vec::splat(max);
+    std::int64_t at = 0;
+    for (; at + 8 <= count; at += 8) vec::store(weights + at, exp_nonpositive(load_doubles(values + at) - top));
+    if (at == count) return;
+    double tail[8];
+    for (std::int64_t i = 0; i < 8; ++i) tail[i] = at + i < count ? values[at + i] : max;
+    vec::store(tail, exp_nonpositive(load_doubles(tail) - top));
+    for (std::int64_t i = at; i < count; ++i) weights[i] = tail[i - at];
+}
+
+// The chain of samplers that a row asks for, instead of the usual one.
+SampledRow draw_from_chain(const RowView& row, const float* logits, std::int64_t vocab, const Scratch& scratch) {
+    ChainList list{scratch.ids, scratch.chained, scratch.weights, scratch.keys, scratch.index, 0, weigh_list};
+    list.count = collect(logits, vocab, least_finite, list.ids, scratch.values);
+    for (std::int64_t i = 0; i < list.count; ++i) list.values[i] = static_cast<double>(scratch.values[i]);
+    ChainMemory memory = run_chain(*row.chain, row, vocab, list);
+    const double max = list.largest();
+    for (std::int64_t i = 0; i < list.count; ++i) list.values[i] -= max;
+    Draw drawn(key_of(row), 0.0f, 1.0, 0.0f);
+    drawn.take_list(list.ids, list.values, list.count);
+    learn(*row.chain, list, drawn.token(), memory);
+    return {drawn.token(), RowError::none, {memory.state[0], memory.state[1]}};
 }
 
 }  // namespace
@@ -212,6 +186,7 @@ SampledRow sample_row(const RowView& row, std::int64_t vocab, const Scratch& scr
         found = scan_max(logits, vocab);
         if (found.max == neg_inf) return {-1, RowError::nothing_allowed};
     }
+    if (row.chain) return draw_from_chain(row, logits, vocab, scratch);
     if (row.temperature == 0.0) return {first_equal(logits, vocab, found.max), RowError::none};
     const double scale = 1.0 / (row.temperature > 1e-30 ? row.temperature : 1e-30);
     const bool filtered =

@@ -72,7 +72,29 @@ SamplerRow::SamplerRow(const RowSettings& s)
     counts_output_ = counts_prompt_ || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0;
     if (counts_prompt_)
         for (const auto token : s.prompt_ids) count(checked(token), 0);
+    make_chain(s);
     for (const auto token : s.generated_ids) extend(token);
+}
+
+void SamplerRow::make_chain(const RowSettings& s) {
+    for (const auto& [name, values] : s.chain) {
+        chain_.steps.push_back(chain_step(name, values));
+        state_size_ = name == "mirostat" ? 1 : name == "adaptive_p" ? 2 : 0;
+    }
+    if (chain_.steps.empty()) return;
+    if (!s.state.empty() && s.state.size() != state_size_)
+        throw std::invalid_argument("the chain's last sampler has learned something else than state says.");
+    chain_.state = s.state;
+    chain_.breakers.add_singles(s.breaker_mask);
+    for (const auto token : s.protected_ids) chain_.protected_ids.insert(checked(token));
+    for (const auto& sequence : s.breaker_sequences) {
+        if (sequence.empty()) throw std::invalid_argument("a sequence breaker has no tokens.");
+        std::vector<std::int32_t> ids;
+        for (const auto token : sequence) ids.push_back(checked(token));
+        chain_.breakers.add(ids);
+    }
+    for (const auto token : s.prompt_ids) chain_.take(checked(token));
+    chain_.prompt_size = static_cast<std::int64_t>(s.prompt_ids.size());
 }
 
 std::int32_t SamplerRow::checked(std::int64_t token) const {
@@ -95,9 +117,15 @@ void SamplerRow::extend(std::int64_t token) {
     const std::int32_t id = checked(token);
     ++num_generated_;
     if (counts_output_) count(id, 1);
+    if (!chain_.steps.empty()) chain_.take(id);
     if (tail_size_ == 0) return;
     if (tail_.size() == tail_size_) tail_.erase(tail_.begin());
     tail_.push_back(id);
+}
+
+void SamplerRow::take(const SampledRow& sampled) {
+    extend(sampled.token);
+    chain_.state.assign(sampled.state, sampled.state + state_size_);
 }
 
 RowView SamplerRow::view(const float* logits, const std::uint32_t* grammar, std::uint64_t position) {
@@ -123,6 +151,7 @@ RowView SamplerRow::view(const float* logits, const std::uint32_t* grammar, std:
     out.seed = seed_;
     out.sequence = sequence_;
     out.position = position;
+    out.chain = chain_.steps.empty() ? nullptr : &chain_;
     return out;
 }
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "ops/chain.h"
 #include "ops/ops.h"
 
 namespace penstock {
@@ -22,6 +24,11 @@ struct RowSettings {
     bool restrict_to_allowed = false;
     std::vector<std::vector<std::int64_t>> bad_words;
     std::vector<std::int64_t> stop_ids, prompt_ids, generated_ids;
+    std::vector<std::pair<std::string, std::vector<double>>> chain;
+    std::string breaker_mask;  // bit t % 8 of byte t / 8 says that token t breaks sequences by itself
+    std::vector<std::int64_t> protected_ids;
+    std::vector<std::vector<std::int64_t>> breaker_sequences;
+    std::vector<double> state;
 };
 
 // The noise of one token's draw.
@@ -35,14 +42,19 @@ public:
     // Takes a token that was generated (or forced).
     void extend(std::int64_t token);
 
+    // Takes the token that was sampled for this row.
+    void take(const SampledRow& sampled);
+
     // Everything needed to sample the token at an absolute position; valid until the next extend().
     RowView view(const float* logits, const std::uint32_t* grammar, std::uint64_t position);
 
     std::int64_t vocab_size() const { return vocab_; }
     std::int64_t num_generated() const { return num_generated_; }
+    const std::vector<double>& state() const { return chain_.state; }
 
 private:
     std::int32_t checked(std::int64_t token) const;
+    void make_chain(const RowSettings& settings);
     void count(std::int32_t token, std::int64_t times);
 
     std::int64_t vocab_;
@@ -59,6 +71,8 @@ private:
     std::vector<std::vector<std::int32_t>> bad_words_;  // of two tokens or more
     std::vector<std::int32_t> tail_;                    // last generated tokens, as many as a bad word can look back
     std::size_t tail_size_ = 0;
+    ChainView chain_;
+    std::size_t state_size_ = 0;
 };
 
 }  // namespace penstock

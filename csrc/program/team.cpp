@@ -196,12 +196,13 @@ Scratch thread_scratch(std::int64_t vocab) {
     const auto room = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
     const std::size_t n = static_cast<std::size_t>(vocab) + 8;
     const std::size_t narrow = room(n * 4), wide = room(n * 8);
-    std::byte* at = thread_memory(0, 4 * narrow + 2 * wide);
+    std::byte* at = thread_memory(0, 4 * narrow + 3 * wide);
     const auto take = [&](std::size_t bytes) { return std::exchange(at, at + bytes); };
     Scratch out;
     out.logits = reinterpret_cast<float*>(take(narrow));
     out.values = reinterpret_cast<float*>(take(narrow));
     out.weights = reinterpret_cast<double*>(take(wide));
+    out.chained = reinterpret_cast<double*>(take(wide));
     out.keys = reinterpret_cast<std::uint64_t*>(take(wide));
     out.ids = reinterpret_cast<std::uint32_t*>(take(narrow));
     out.index = reinterpret_cast<std::uint32_t*>(take(narrow));

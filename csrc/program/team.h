@@ -37,7 +37,7 @@ public:
     }
 
     // The same, each member taking neighbours one after the other as long as there are any of its own part: memory
-    // that is read ahead is then memory it reads.
+    // that is read ahead is then memory it reads. Near the end of a part ranges get shorter, so that all end together.
     template <class F>
     void share_neighbours(std::int64_t count, std::int64_t chunk, F&& work) {
         share_in(count_ < Phase::ranges ? count_ : Phase::ranges, count, chunk, work);
@@ -56,10 +56,17 @@ private:
             const int range = (index_ + i) % ranges;
             const std::int64_t first = count * range / ranges, last = count * (range + 1) / ranges;
             std::atomic<std::int64_t>& next = phase.next[range];
-            for (std::int64_t at; (at = first + next.fetch_add(chunk, std::memory_order_relaxed)) < last;) {
-                const std::int64_t end = at + chunk < last ? at + chunk : last;
+            for (std::int64_t at = first + next.load(std::memory_order_relaxed); at < last;) {
+                const std::int64_t most = ranges == 1 ? last - at : (last - at + 1) / 2;
+                const std::int64_t end = at + (most < chunk ? most : chunk);
+                std::int64_t taken = at - first;
+                if (!next.compare_exchange_weak(taken, end - first, std::memory_order_relaxed)) {
+                    at = first + taken;
+                    continue;
+                }
                 work(at, end);
                 phase.done.fetch_add(end - at, std::memory_order_release);
+                at = first + next.load(std::memory_order_relaxed);
             }
         }
         if (phase.done.load(std::memory_order_acquire) < count) wait(phase, count);

@@ -72,6 +72,8 @@ def _refuse(context: KernelContext) -> str | None:
     operations = ("_reorder_linear_weight", "_linear_pointwise")
     if not torch._C._has_mkldnn or not all(hasattr(torch.ops.mkldnn, name) for name in operations):
         return "this torch was built without oneDNN"
+    if context.dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "computes in bfloat16 only where the processor does (AVX-512)"
     return None
 
 

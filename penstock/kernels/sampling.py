@@ -1,8 +1,13 @@
-"""The sampling op: what a row asks for, what an implementation offers, and the order of the chain. No torch here."""
+"""The sampling op: what a row asks for, and what an implementation offers. No torch here.
+
+A row's logits pass through logit_bias, allowed_ids, the grammar's mask, bad_words and min_tokens. Then comes its chain
+of samplers, if it has one, and a draw; else penalties, temperature, top_k, typical_p, top_p, min_p and a draw, which
+is the chain that most requests want, made in fewer passes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -11,25 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config.errors import NO_TOKEN_ALLOWED
-
-CHAIN = (
-    "logit_bias",
-    "allowed_token_ids",
-    "grammar_mask",
-    "bad_words",
-    "min_tokens",
-    "penalties",
-    "temperature",
-    "top_k",
-    "typical_p",
-    "top_p",
-    "min_p",
-    "draw",
-)
-"""The processors a row's logits pass through, in order; every implementation keeps it."""
+from penstock.config.samplers import Step
 
 MASS_SLACK = 1e-12
 """A set of tokens reaches a wanted mass when it is this close below it: ties then do not depend on summation order."""
+
+CHAIN_BOUND = 1e90
+"""Samplers of a chain keep logits between this and its negative, so that their squares and cubes stay finite."""
+
+XTC_TOKEN = 2**32 - 1
+"""No token, whose random bits decide whether XTC acts at a position."""
 
 NOT_FINITE = 1
 NOTHING_ALLOWED = 2
@@ -52,6 +48,12 @@ class RowSettings:
         bad_words: token sequences whose last token is banned after the others were generated.
         stop_ids: banned while fewer than min_tokens were generated.
         prompt_ids, generated_ids: the sequence's tokens so far.
+        chain: samplers in the order in which they run, in the place of what stands above from temperature to
+            frequency_penalty, which is neutral then.
+        breaker_mask, breaker_sequences: DRY's, tokens that are sequence breakers by themselves, as `config.token_mask`
+            has them, and together.
+        protected_ids: XTC's.
+        state: what the last sampler of a chain had learned from `generated_ids`, as `SamplingRow.state` told.
     """
 
     vocab_size: int
@@ -72,6 +74,19 @@ class RowSettings:
     stop_ids: tuple[int, ...] = ()
     prompt_ids: tuple[int, ...] = ()
     generated_ids: tuple[int, ...] = ()
+    chain: tuple[Step, ...] = ()
+    breaker_mask: bytes = b""
+    breaker_sequences: tuple[tuple[int, ...], ...] = ()
+    protected_ids: tuple[int, ...] = ()
+    state: tuple[float, ...] = ()
+
+    def named_ids(self) -> Iterator[int]:
+        """All token ids that it names."""
+        yield from (token for token, _ in self.logit_bias)
+        for ids in (self.allowed_ids or (), self.stop_ids, self.prompt_ids, self.protected_ids):
+            yield from ids
+        for sequence in (*self.bad_words, *self.breaker_sequences):
+            yield from sequence
 
 
 def first_places(drafts: Sequence[tuple[int, ...]]) -> list[int]:
@@ -80,7 +95,13 @@ def first_places(drafts: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 class SamplingRow(Protocol):
-    """An implementation's record of one sequence."""
+    """An implementation's record of one sequence.
+
+    Attributes:
+        state: what the last sampler of its chain has learned; () where none learns, and before the first draw.
+    """
+
+    state: Any
 
     def extend(self, token: int) -> None:
         """Takes a token that was not sampled here but is known (forced).

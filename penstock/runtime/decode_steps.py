@@ -60,6 +60,7 @@ class DecodeSteps:
             self._known[slot] += 1
             if sample.tokens:
                 self._builder.note_sample(slot, sample.tokens[0])
-            results.append(SlotResult(slot, sample.tokens, sample.logprobs, (), sample.error))
+            result = SlotResult(slot, sample.tokens, sample.logprobs, (), sample.error)
+            results.append(result._replace(sampler_state=sample.state) if sample.state else result)
         timings = StepTimings(built - started, computed - built, perf_counter() - computed)
         return StepResult(plan.step, tuple(results), (), (), (), timings)

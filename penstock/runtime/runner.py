@@ -224,7 +224,8 @@ class ModelRunner:
             if sample.error is not None:
                 rows[draw.slot] = SlotResult(draw.slot, error=sample.error)
                 continue
-            rows[draw.slot] = self._taken(SlotResult(draw.slot, sample.tokens, sample.logprobs))
+            taken = SlotResult(draw.slot, sample.tokens, sample.logprobs, sampler_state=sample.state)
+            rows[draw.slot] = self._taken(taken)
         for slot, index in step.followers:
             result = rows[step.draws[index].slot]
             rows[slot] = self._taken(SlotResult(slot, result.tokens, error=result.error))
@@ -234,7 +235,7 @@ class ModelRunner:
         for row, parts in step.scored:
             result = rows.get(row, SlotResult(row))
             scores = tuple(score for part in parts for score in part.wait())
-            rows[row] = SlotResult(row, result.tokens, result.logprobs, scores, result.error)
+            rows[row] = result._replace(prompt_logprobs=scores)
         rows.update((slot, SlotResult(slot, error=error)) for slot, error in step.failed.items())
         timings = StepTimings(step.build, step.forward, perf_counter() - started)
         return StepResult(step.step, tuple(rows.values()), proposals, timings=timings)

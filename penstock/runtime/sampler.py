@@ -1,7 +1,8 @@
 """Turns logits into tokens: one record a row, updated by one token a step, and one kernel call for the whole batch.
 
 Every draw is a pure function of the row's logits, its parameters and tokens, and (seed, sequence, position): batch
-mates, preemption and restarts do not change it, nor do drafts, each of which is accepted while it is what is drawn.
+mates and preemption do not change it, nor do drafts, each of which is accepted while it is what is drawn. What Mirostat
+and adaptive-p learned is kept with the sequence; an engine that goes on with the requests of one that died learns anew.
 """
 
 from __future__ import annotations
@@ -14,11 +15,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config.samplers import LEARNING, LOOK_BACK
+from penstock.config.token_mask import token_mask
 from penstock.core.protocol import NewSequence, TokenLogprobs
 from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, RowSettings, SamplingKernel, first_places
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_USUAL = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Settings of rows that have no chain: where one runs, they stay neutral."""
 
 
 class Draw(NamedTuple):
@@ -57,17 +72,20 @@ class RowSample(NamedTuple):
         tokens: accepted drafts and the token drawn behind them; () with an error.
         logprobs: one entry a token where the row asked, else ().
         error: a sentence where not even the first token could be drawn.
+        state: what the sampler has learned with these tokens, to be given back with the sequence.
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    state: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
 class _Row:
     kernel_row: Any
     logprobs: int | None
+    learns: bool = False
 
 
 @dataclass(slots=True)
@@ -85,6 +103,7 @@ class SamplingHandle:
     _take: Callable[[], tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]
     _scored: list[int]
     _table: Callable[[], LogprobTable]
+    _states: Mapping[int, tuple[float, ...]]
 
     def wait(self) -> list[RowSample]:
         """Waits for the samples, one a draw."""
@@ -99,13 +118,14 @@ class SamplingHandle:
                 if sampled[i] >= 0
             }
         if len(self._starts) > len(sampled):  # one place a draw
-            return _single(sampled, errors, scores)
+            return _single(sampled, errors, scores, self._states)
         samples: list[RowSample] = []
         for begin, end in pairwise(self._starts):
             drawn = tuple(token for token in sampled[begin:end] if token >= 0)
             places = range(begin, begin + len(drawn))
             entries = tuple(scores[i] for i in places) if begin in scores else ()
-            samples.append(RowSample(drawn, entries, None if drawn else ROW_ERRORS[errors[begin]]))
+            error = None if drawn else ROW_ERRORS[errors[begin]]
+            samples.append(RowSample(drawn, entries, error, self._states.get(begin, ())))
         return samples
 
 
@@ -137,25 +157,30 @@ def row_settings(new: NewSequence, vocab_size: int) -> RowSettings:
     def known(tokens: Iterable[int]) -> tuple[int, ...]:
         return tuple(token for token in tokens if 0 <= token < vocab_size)
 
+    chain = params.chain()
+    running = {step.name for step in chain or ()}
+    usual: dict[str, Any] = {} if chain is not None else {name: float(getattr(params, name)) for name in _USUAL}
+    if "top_k" in usual:
+        usual["top_k"] = max(params.top_k, 0)
+    looks_back = usual.get("repetition_penalty", 1.0) != 1.0 or not running.isdisjoint(LOOK_BACK)
+    sequences = params.dry_breaker_sequences if "dry" in running else ()
     return RowSettings(
         vocab_size=vocab_size,
         seed=new.seed & (2**64 - 1),
         sequence=new.sequence,
-        temperature=float(params.temperature),
-        top_k=max(params.top_k, 0),
-        top_p=float(params.top_p),
-        min_p=float(params.min_p),
-        typical_p=float(params.typical_p),
-        repetition_penalty=float(params.repetition_penalty),
-        presence_penalty=float(params.presence_penalty),
-        frequency_penalty=float(params.frequency_penalty),
         min_tokens=params.min_tokens,
         logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias if token < vocab_size),
         allowed_ids=None if params.allowed_token_ids is None else known(params.allowed_token_ids),
         bad_words=tuple(word for word in params.bad_words_ids if known(word) == word),
         stop_ids=known(new.stop_ids),
-        prompt_ids=known(new.prompt_ids) if params.repetition_penalty != 1.0 else (),
+        prompt_ids=known(new.prompt_ids) if looks_back else (),
         generated_ids=known(new.generated_ids),
+        chain=chain or (),
+        breaker_mask=token_mask(known(params.dry_breaker_ids), params.dry_breaker_mask) if "dry" in running else b"",
+        breaker_sequences=tuple(ids for ids in sequences if max(ids) < vocab_size),
+        protected_ids=known(params.xtc_protected_ids) if "xtc" in running else (),
+        state=new.sampler_state,
+        **usual,
     )
 
 
@@ -180,7 +205,9 @@ class Sampler:
 
     def add_row(self, new: NewSequence) -> None:
         """Takes a sequence into the batch; one that was preempted brings the tokens it had generated."""
-        self._rows[new.slot] = _Row(self._kernel.row(row_settings(new, self.vocab_size)), new.sampling.logprobs)
+        settings = row_settings(new, self.vocab_size)
+        learns = bool(settings.chain) and settings.chain[-1].name in LEARNING
+        self._rows[new.slot] = _Row(self._kernel.row(settings), new.sampling.logprobs, learns)
 
     def release_row(self, row: int) -> None:
         """Forgets a row; releasing a free row does nothing."""
@@ -234,7 +261,7 @@ class Sampler:
                 drawn.follow(self._row(slot).kernel_row, range(starts[index], starts[index + 1]))
             chosen = drawn.tokens.clamp(min=0)
             table = self._score(values, chosen, scored, rows) if scored else _no_table
-            return SamplingHandle(drawn.last, rows, starts, drawn.take, scored, table)
+            return SamplingHandle(drawn.last, rows, starts, drawn.take, scored, table, _states(rows))
         found = (
             kernel.verify(values, kernel_rows, drafts, positions, masks)
             if drafted
@@ -244,7 +271,7 @@ class Sampler:
             self.extend(slot, [token for token in found[0][starts[index] : starts[index + 1]].tolist() if token >= 0])
         scored = [i for i in scored if found[0][i] >= 0]
         table = self._score(values, found[0], scored, rows) if scored else _no_table
-        return SamplingHandle(None, rows, starts, lambda: found, scored, table)
+        return SamplingHandle(None, rows, starts, lambda: found, scored, table, _states(rows))
 
     def draw(
         self,
@@ -268,7 +295,7 @@ class Sampler:
         if scored:
             table = self._score(logits, np.array(tokens, np.int64), scored, rows)()
             scores = {i: _entry(table, at, tokens[i], rows[i].logprobs or 0) for at, i in enumerate(scored)}
-        return _single(tokens, errors, scores)
+        return _single(tokens, errors, scores, _states(rows))
 
     def sample(
         self, logits: Any, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
@@ -355,10 +382,20 @@ def _there(array: npt.NDArray[Any], beside: Tensor) -> Tensor:
     return upload(array, beside.device)
 
 
-def _single(tokens: list[int], errors: list[int], scores: Mapping[int, TokenLogprobs]) -> list[RowSample]:
-    """The samples of draws of one token each; `scores` by number of the draw."""
+def _states(rows: Sequence[_Row]) -> dict[int, tuple[float, ...]]:
+    """What rows have learned, of those that do, by place."""
+    return {i: tuple(row.kernel_row.state) for i, row in enumerate(rows) if row.learns}
+
+
+def _single(
+    tokens: list[int],
+    errors: list[int],
+    scores: Mapping[int, TokenLogprobs],
+    states: Mapping[int, tuple[float, ...]],
+) -> list[RowSample]:
+    """The samples of draws of one token each; `scores` and `states` by number of the draw."""
     return [
-        RowSample((token,), (scores[i],) if i in scores else ())
+        RowSample((token,), (scores[i],) if i in scores else (), None, states.get(i, ()))
         if token >= 0
         else RowSample(error=ROW_ERRORS[errors[i]])
         for i, token in enumerate(tokens)

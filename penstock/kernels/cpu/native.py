@@ -144,7 +144,7 @@ class NativeSampling:
         """A native row. Prompt and output go over only if a parameter looks at them."""
         given = {name: getattr(settings, name) for name in _FIELDS}
         given["seed"] &= 2**64 - 1
-        if settings.repetition_penalty == 1.0:
+        if settings.repetition_penalty == 1.0 and not settings.chain:
             given["prompt_ids"] = ()
         return library().SamplerRow(**given)
 

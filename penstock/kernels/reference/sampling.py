@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernels.reference.chain import draw, left_by_chain
 from penstock.kernels.reference.noise import noise, scores
 from penstock.kernels.sampling import (
     MASS_SLACK,
@@ -34,6 +35,7 @@ class ReferenceRow:
 
     settings: RowSettings
     generated: list[int] = field(default_factory=list)
+    state: tuple[float, ...] = ()
 
     def extend(self, token: int) -> None:
         if not 0 <= token < self.settings.vocab_size:
@@ -182,6 +184,12 @@ def sample_row(
     logits = masked_logits(logits, row, mask)
     if logits.max() == -np.inf:
         return -1, NOTHING_ALLOWED
+    if row.settings.chain:
+        history = [*row.settings.prompt_ids, *row.generated]
+        found = left_by_chain(logits, row.settings, history, position, row.state)
+        token = draw(found)
+        row.state = tuple(found.state)
+        return token, 0
     if row.settings.temperature == 0.0:
         return int(np.argmax(logits)), 0
     left = candidates(logits, row.settings)
@@ -201,17 +209,10 @@ class ReferenceSampling:
 
     def row(self, settings: RowSettings) -> ReferenceRow:
         """A row that keeps all its tokens."""
-        named = (
-            *(token for token, _ in settings.logit_bias),
-            *(settings.allowed_ids or ()),
-            *(token for word in settings.bad_words for token in word),
-            *settings.stop_ids,
-            *settings.prompt_ids,
-        )
-        for token in named:
+        for token in settings.named_ids():
             if not 0 <= token < settings.vocab_size:
                 raise ValueError(f"token id {token} is outside the vocabulary of {settings.vocab_size}.")
-        row = ReferenceRow(settings)
+        row = ReferenceRow(settings, state=settings.state)
         for token in settings.generated_ids:
             row.extend(token)
         return row

@@ -1,7 +1,7 @@
 """The sampling op on the device: settings of rows in one table a step, tokens that may stay there for the next step.
 
 Bans (allowed tokens, bad words, stops before min_tokens) join the grammar's masks on the host; counts for penalties and
-biases lie on the device.
+biases lie on the device. Rows that have chains of samplers are drawn on the host, which their steps wait for.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,18 @@ import triton
 from torch import Tensor
 
 from penstock.kernels.copies import AsyncCopy, upload
+from penstock.kernels.cpu import native
+from penstock.kernels.cpu.native import NativeSampling
+from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.registry import KernelContext
-from penstock.kernels.sampling import MASS_SLACK, NOT_FINITE, LogprobTable, RowSettings, first_places
+from penstock.kernels.sampling import (
+    MASS_SLACK,
+    NOT_FINITE,
+    LogprobTable,
+    RowSettings,
+    SamplingKernel,
+    first_places,
+)
 from penstock.kernels.triton import sampling_kernels as kernels
 from penstock.kernels.triton.packing import HOME
 
@@ -48,6 +59,7 @@ class DeviceRow:
         static: words of what allowed_ids and bad words of one token leave; None for all.
         held: counts and biases on the device, whose addresses are in `fields`.
         before: what it was drawn in last, until that is taken.
+        chained: of a row with a chain of samplers, its row of the kernel on the host, which draws its tokens there.
     """
 
     settings: RowSettings
@@ -57,12 +69,19 @@ class DeviceRow:
     generated: list[int] = field(default_factory=list)
     drawn: int = 0
     before: Drawn | None = None
+    chained: Any = None
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        return () if self.chained is None else tuple(self.chained.state)
 
     def extend(self, token: int) -> None:
         if not 0 <= token < self.settings.vocab_size:
             raise ValueError(f"token id {token} is outside the vocabulary of {self.settings.vocab_size}.")
         self.generated.append(token)
         self.drawn += 1
+        if self.chained is not None:
+            self.chained.extend(token)
         if self.held[0] is not None:
             self.held[0][token] += 2
 
@@ -105,6 +124,10 @@ class Drawn:
     def follow(self, row: DeviceRow, places: range) -> None:
         """Before the tokens are taken: another row, which drew nothing, takes those of some places as generated."""
         counts = row.held[0]
+        if row.chained is not None:
+            for token in self.tokens[places.start : places.stop].tolist():
+                if token >= 0:
+                    row.chained.extend(token)
         if counts is not None:
             tokens = self.tokens[places.start : places.stop]
             counts.index_add_(0, tokens.clamp(min=0), (tokens >= 0).to(counts.dtype) * 2)
@@ -217,20 +240,15 @@ class DeviceSampling:
 
     def row(self, settings: RowSettings) -> DeviceRow:
         """A row whose counts and biases, if it has any, lie on the device."""
-        named = (
-            *(token for token, _ in settings.logit_bias),
-            *(settings.allowed_ids or ()),
-            *(token for word in settings.bad_words for token in word),
-            *settings.stop_ids,
-            *settings.prompt_ids,
-            *settings.generated_ids,
-        )
-        for token in named:
+        for token in (*settings.named_ids(), *settings.generated_ids):
             if not 0 <= token < settings.vocab_size:
                 raise ValueError(f"token id {token} is outside the vocabulary of {settings.vocab_size}.")
         counts, bias = _counts(settings), _bias(settings)
         fields, generated = _fields(settings, counts, bias), list(settings.generated_ids)
-        return DeviceRow(settings, fields, _static(settings), (counts, bias), generated, len(generated))
+        row = DeviceRow(settings, fields, _static(settings), (counts, bias), generated, len(generated))
+        if settings.chain:
+            row.chained = _on_host().row(settings)
+        return row
 
     def sample(
         self, logits: Tensor, rows: Sequence[DeviceRow], positions: npt.NDArray[np.int64], masks: Words | None = None
@@ -250,6 +268,8 @@ class DeviceSampling:
         if len({id(row) for row in rows}) != len(rows):
             raise ValueError("a row appears more than once in one call.")
         tokens, errors = _drawn_at(logits, rows, positions, masks)
+        one = np.arange(len(rows) + 1)
+        _draw_on_host(_Places(logits, rows, [()] * len(rows), one, positions, masks), tokens, errors)
         return _noted(Drawn(tokens, tokens, AsyncCopy(tokens, errors), tuple(rows)))
 
     def verify(
@@ -299,6 +319,7 @@ class DeviceSampling:
         )
         by_place = tuple(row for row, length in zip(rows, lengths, strict=True) for _ in range(length))
         tokens, errors = _drawn_at(logits, by_place, positions.repeat(lengths) + inner, masks, ahead)
+        _draw_on_host(_Places(logits, rows, drafts, np.array(starts), positions, masks), tokens, errors)
         last = torch.empty(count, dtype=torch.int64, device=device)
         kernels.accept[count,](begins, held, following, tokens, errors, last)
         return _noted(Drawn(tokens, last, AsyncCopy(tokens, errors), by_place))
@@ -341,6 +362,40 @@ class _Ahead:
 
     def part(self, places: slice) -> _Ahead:
         return _Ahead(self.tokens[places], self.addresses[places])
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """What is drawn in a call, by row: arguments of SamplingKernel.verify, and where each row's places begin."""
+
+    logits: Tensor
+    rows: Sequence[DeviceRow]
+    drafts: Sequence[tuple[int, ...]]
+    starts: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    masks: Words | None
+
+
+def _draw_on_host(places: _Places, tokens: Tensor, errors: Tensor) -> None:
+    """Draws those rows that have chains of samplers, in the place of what was drawn of them; waits for their logits."""
+    for index, row in enumerate(places.rows):
+        if row.chained is None:
+            continue
+        here = slice(int(places.starts[index]), int(places.starts[index + 1]))
+        found, codes = _on_host().verify(
+            np.ascontiguousarray(places.logits[here].float().cpu().numpy()),
+            [row.chained],
+            [places.drafts[index]],
+            places.positions[index : index + 1],
+            None if places.masks is None else np.ascontiguousarray(places.masks[here]),
+        )
+        tokens[here] = upload(found, tokens.device)
+        errors[here] = upload(codes, errors.device)
+
+
+def _on_host() -> SamplingKernel:
+    """What draws rows that have chains."""
+    return NativeSampling() if native.available() else ReferenceSampling()
 
 
 def _noted(drawn: Drawn) -> Drawn:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.config.samplers import Step
 from penstock.core.protocol import NewSequence
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.reference.sampling import ReferenceSampling
@@ -167,6 +168,34 @@ def compare_verified(device: str, steps: int, vocab: int = VOCAB) -> None:
         assert [part.tolist() for part in found] == [part.tolist() for part in expected]
         accepted += int((expected[0] >= 0).sum()) - len(rows)
     assert accepted > 5 * steps
+    assert [row.generated for row in rows] == [row.generated for row in others]
+
+
+def compare_chains(device: str) -> None:
+    """Rows with chains beside others without, with drafts and masks: the reference's tokens, and what they learn."""
+    both, rng = sides(device, torch.float32, "sampling"), np.random.default_rng(8)
+    ours, reference = both.ours.sampling(), ReferenceSampling()
+    chains: tuple[tuple[Step, ...], ...] = (
+        (Step("dry", (0.8, 1.75, 1.0, -1.0)), Step("temperature", (0.7, 0.0, 1.0))),
+        (),
+        (Step("mirostat", (2.0, 3.0, 0.2)),),
+        (Step("xtc", (0.5, 0.01)), Step("adaptive_p", (0.3, 0.9))),
+    )
+    settings = [RowSettings(VOCAB, at, at, chain=chain, prompt_ids=(1, 2, 1)) for at, chain in enumerate(chains)]
+    rows, others = [ours.row(one) for one in settings], [reference.row(one) for one in settings]
+    for step in range(3):
+        drafts = [(1, 2), (), (3,), ()] if step == 1 else [()] * 4
+        logits = (rng.normal(size=(sum(len(ahead) + 1 for ahead in drafts), VOCAB)) * 3).astype(np.float32)
+        logits[:, 1:4] += 9
+        masks = rng.integers(0, 2**32, (len(logits), -(-VOCAB // 32)), dtype=np.uint32) if step == 2 else None
+        positions = np.arange(4, dtype=np.int64) + 10 * step
+        expected = reference.verify(logits, others, drafts, positions, masks)
+        found = ours.verify(both.here(torch.from_numpy(logits)), rows, drafts, positions, masks)
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        for row, other in zip(rows, others, strict=True):
+            row.extend(5)
+            other.extend(5)
+            np.testing.assert_allclose(row.state, other.state, rtol=1e-9)
     assert [row.generated for row in rows] == [row.generated for row in others]
 
 

@@ -9,6 +9,7 @@ import torch
 from penstock.kernels.sampling import RowSettings
 from tests.kernels.triton.compare import sides
 from tests.kernels.triton.compare_sampling import (
+    compare_chains,
     compare_errors,
     compare_followers,
     compare_logprobs,
@@ -63,3 +64,7 @@ def test_misuse_is_refused(device):
         kernel.sample(torch.zeros(2, 40), [row, row], np.arange(2))
     with pytest.raises(ValueError, match="target"):
         kernel.logprobs(torch.zeros(1, 40), np.array([40]), 0)
+
+
+def test_rows_with_chains_are_drawn_as_on_the_host(device):
+    compare_chains(device)
