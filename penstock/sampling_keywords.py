@@ -22,6 +22,40 @@ class SamplingKeywords(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    repeat_last_n: int
+    repetition_decay: int
+    no_repeat_ngram_size: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str] | None
+    dry_breaker_ids: Sequence[int] | None
+    dry_breaker_mask: bytes
+    dry_breaker_sequences: Sequence[Sequence[int]] | None
+    watermark: bool
+    watermark_gamma: float
+    watermark_delta: float
+    watermark_key: int
+    top_n_sigma: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    smoothing_factor: float
+    smoothing_curve: float
+    top_a: float
+    tfs: float
+    epsilon_cutoff: float
+    eta_cutoff: float
+    xtc_probability: float
+    xtc_threshold: float
+    xtc_protected_ids: Sequence[int] | None
+    adaptive_target: float
+    adaptive_decay: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    temperature_last: bool
+    samplers: str | Sequence[str] | None
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None
     allowed_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
@@ -35,6 +69,7 @@ class SamplingKeywords(TypedDict, total=False):
     prompt_logprobs: int | None
     prompt_logprobs_start: int
     skip_special_tokens: bool
+    banned_strings: str | Sequence[str] | None
 
 
 class AnswerKeywords(SamplingKeywords, total=False):

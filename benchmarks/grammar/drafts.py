@@ -18,7 +18,7 @@ from penstock.engine.build import grammar_vocabulary
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.structured.grammar_compiler import compile_grammar, matcher_tokenizer
 from penstock.structured.grammar_state import GrammarState
-from penstock.structured.manager import Masks
+from penstock.structured.masks import Masks
 from penstock.text.grammar.translate import translate
 
 DOCUMENT = {"restaurant_name": "Da Mario", "party_size": 12, "outdoor_seating": True, "remarks": "a table by the sea"}

@@ -12,11 +12,17 @@ from typing import Any, Final
 
 NO_TOKEN_ALLOWED: Final = "every token is banned: allowed_token_ids, bad_words, min_tokens and the grammar leave none."
 GRAMMAR_TOO_COMPLEX: Final = "the grammar became too complex to follow within the limits; simplify it."
+BANNED_TOO_OFTEN: Final = (
+    "the answer came to hold one of banned_strings too often: 64 times at one place, or 1024 times in all; ban less."
+)
+BANNED_AND_HELD: Final = "banned_strings and what the answer is held to leave no token that could come next; ban less."
 RESULT_TOO_LARGE: Final = "the result is too large to be sent; ask for less in one request."
 CLIENT_FAILURES: Final[Mapping[str, str]] = MappingProxyType(
     {
         NO_TOKEN_ALLOWED: "no_token_allowed",
         GRAMMAR_TOO_COMPLEX: "grammar_too_complex",
+        BANNED_TOO_OFTEN: "banned_strings",
+        BANNED_AND_HELD: "banned_strings",
         RESULT_TOO_LARGE: "result_too_large",
     }
 )

@@ -151,10 +151,12 @@ class HostOptions:
     Attributes:
         memory: bytes that their engines may take together; None for most of what is free at the start.
         keep_alive: seconds that a model stays loaded after its last use; None for ever.
+        first: a model that is loaded at the start; None for none.
     """
 
     memory: int | None = None
     keep_alive: float | None = 300.0
+    first: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class ServerOptions:
         max_queue_seconds: work that may wait, in seconds, before calls are refused; infinite for no bound.
         allowed_origins: CORS origins besides those of this machine, which are allowed unless "none" stands alone.
         trust_request_chat_template: requests may bring a chat template of their own, run within the same bounds.
-        responses_store: file in which responses of the Responses API are kept, "memory" to keep them until the server
+        responses_store: file in which responses and conversations are kept, "memory" to keep them until the server
             ends.
         admin_keys: keys that may load and unload models; empty lets whoever may ask do that.
         pre, post: "module:function" of a function that gets each request, or each whole answer, and gives what is asked
@@ -179,6 +181,11 @@ class ServerOptions:
         otlp_traces_endpoint: web address of an OpenTelemetry collector that gets a span for each request (OTLP over
             HTTP); None for none.
         api_server_count: processes that speak HTTP, all on one socket and over one engine.
+        any_model: a server of one model answers calls for whatever name.
+        aliases: further names of that model.
+        slots, props: whether GET /slots tells what is computed, and POST /props is taken.
+        default_sampling: values for sampling fields that calls leave out, before those of the model's files.
+        chat_template: the source of a chat template to use instead of the model's own.
     """
 
     host: str = "127.0.0.1"
@@ -196,3 +203,9 @@ class ServerOptions:
     log_requests: bool = False
     otlp_traces_endpoint: str | None = None
     api_server_count: int = 1
+    any_model: bool = False
+    aliases: tuple[str, ...] = ()
+    slots: bool = True
+    props: bool = False
+    default_sampling: tuple[tuple[str, float], ...] = ()
+    chat_template: str | None = None

@@ -102,6 +102,7 @@ class NewSequence:
         speculate: whether drafts may be proposed for it.
         valid_from: per cache group, the first position before `computed` whose entries are there; more than what is
             needed is missing in optional groups alone.
+        sampler_state: what the sampler had learned with the generated tokens, as `SlotResult` told last.
     """
 
     slot: int
@@ -120,6 +121,7 @@ class NewSequence:
     media: tuple[MediaSpan, ...] = ()
     speculate: bool = False
     valid_from: tuple[int, ...] = ()
+    sampler_state: tuple[float, ...] = ()
 
 
 class ScheduledTokens(NamedTuple):
@@ -208,6 +210,8 @@ class SlotResult(NamedTuple):
         error: a sentence if this slot alone failed (for example logits that are not finite); it then ends.
         again: no token could be chosen yet: the sequence goes back to the queue, and the step is done again once its
             gates let it in.
+        sampler_state: what its sampler has learned with these tokens, or with those that stay; () where none learns.
+        back: how many generated tokens stay; those behind, and what the step sampled, are taken back. None for all.
     """
 
     slot: int
@@ -218,6 +222,8 @@ class SlotResult(NamedTuple):
     pooled: bytes | None = None
     again: bool = False
     path: tuple[int, ...] = ()
+    sampler_state: tuple[float, ...] = ()
+    back: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

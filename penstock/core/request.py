@@ -27,6 +27,35 @@ class FinishReason(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Truncation:
+    """How a prompt is cut that is too long.
+
+    Attributes:
+        tokens: most that are kept; None for what the context takes, less those `reserved`.
+        keep_end: the last ones are kept, else the first. Tokens that the tokenizer puts around a text stay.
+        reserved: tokens of the context that are left for the answer.
+    """
+
+    tokens: int | None = None
+    keep_end: bool = True
+    reserved: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """When an answer that goes round in circles ends: at `count` equal patterns, one after the other, at its end.
+
+    Attributes:
+        longest, shortest: tokens of a pattern.
+        count: how often it must stand there, at least 2.
+    """
+
+    longest: int
+    shortest: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """The one internal request every dialect translates to. Exactly one of prompt, prompt_ids, messages is given.
 
@@ -48,6 +77,8 @@ class GenerationRequest:
         tool_choice: whether the answer may or must call the tools.
         parse: whether deltas tell reasoning and tool calls apart from the text; else all is text, as generated.
         thinking_budget: most tokens of reasoning, None for no limit.
+        truncation: how a prompt is cut that is too long; None to refuse it.
+        repetition: when an answer that repeats itself ends; None for never.
     """
 
     request_id: str
@@ -67,6 +98,8 @@ class GenerationRequest:
     tool_choice: ToolChoice = ANY_TOOL
     parse: bool = False
     thinking_budget: int | None = None
+    truncation: Truncation | None = None
+    repetition: Repetition | None = None
 
     @property
     def live_id(self) -> str:
@@ -143,8 +176,9 @@ class EngineRequest:
 
     @property
     def constrained(self) -> bool:
-        """Whether tokens may be forced on it, so that no step can be planned before the last one's tokens are known."""
-        return self.grammar is not None or (self.thinking is not None and self.thinking.budget is not None)
+        """Whether tokens may be forced on it or taken back: no step is planned before the last one's are known."""
+        held = self.grammar is not None or (self.thinking is not None and self.thinking.budget is not None)
+        return held or bool(self.sampling.banned_strings)
 
 
 class EngineOutput(NamedTuple):

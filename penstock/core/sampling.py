@@ -8,46 +8,25 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
+from penstock.config.samplers import (
+    SamplerParams,
+    as_tuple,
+    check_banned,
+    check_integer,
+    check_number,
+    check_switches,
+    check_token_ids,
+)
 
-
-def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    """Raises ParameterError unless value is a finite number in [low, high] ((low, high] with open_low)."""
-    right = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-    if not right or (open_low and value == low):
-        raise ParameterError(name, value, f"a finite number in {'(' if open_low else '['}{low:g}, {high:g}]")
-
-
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    """Raises ParameterError unless value is an int (not bool) in [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ParameterError(name, value, f"an integer from {low} to {high}")
-
-
-def _several(name: str, value: Any) -> tuple[Any, ...]:
-    """A list or tuple as a tuple, and of no value for None; raises ParameterError for anything else."""
-    if value is not None and not isinstance(value, (list, tuple)):
-        raise ParameterError(name, value, "a list or tuple")
-    return tuple(value or ())
-
-
-def _token_ids(name: str, ids: tuple[int, ...], most: int) -> None:
-    if len(ids) > most:
-        raise ParameterError(name, f"{len(ids)} entries", f"at most {most} token ids")
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise ParameterError(name, token, "non-negative token ids")
-
-
-_SEVERAL = ("stop", "bad_words", "stop_token_ids", "bad_words_ids", "logit_bias")
+_SEVERAL = ("stop", "bad_words", "stop_token_ids", "bad_words_ids", "logit_bias", "banned_strings")
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(SamplerParams):
     """How tokens are chosen and when a request ends. Defaults sample from the unmodified distribution.
 
-    The sampler is an ordered chain: logit_bias, allowed_token_ids, bad_words, min_tokens, repetition, presence and
-    frequency penalties, temperature, top_k, typical_p, top_p, min_p, draw. Log-probabilities are those of
-    the model before this chain.
+    logit_bias, allowed_token_ids, the grammar, bad_words and min_tokens come first, then the chain of samplers
+    (`SamplerParams`), then the draw. Log-probabilities are those of the model before all of them.
 
     Fields of several values take lists too, or None for no value; `stop` also takes one string, `logit_bias` a mapping.
     All become tuples.
@@ -56,15 +35,6 @@ class SamplingParams:
         n: independent continuations of one prompt; they share its KV cache.
         max_tokens: most tokens to generate; None means up to the context length.
         min_tokens: end-of-sequence, stop tokens and stop strings are ignored before this many tokens.
-        temperature: 0 is greedy; otherwise logits are divided by it.
-        top_k: keep the k most probable tokens; 0 or -1 keeps all.
-        top_p: keep the smallest set of tokens with this cumulated probability (Holtzman et al. 2019, 1904.09751).
-        min_p: drop tokens below min_p times the largest probability (Nguyen et al. 2024, 2407.01082).
-        typical_p: keep the locally typical set with this mass (Meister et al. 2022, 2202.00666).
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output
-            (Keskar et al. 2019, 1909.05858).
-        presence_penalty: subtracted once from logits of tokens already generated.
-        frequency_penalty: subtracted once per occurrence from logits of tokens already generated.
         logit_bias: (token id, bias) pairs added to the logits; -100 or less bans nothing by itself but comes close.
         allowed_token_ids: if given, every other token is impossible.
         bad_words: strings that must not be generated; the frontend turns them into bad_words_ids.
@@ -77,6 +47,8 @@ class SamplingParams:
         prompt_logprobs: the same for prompt tokens; those scored are computed, whatever the prefix cache holds.
         prompt_logprobs_start: first prompt position that is scored; what comes before may be a prefix hit.
         skip_special_tokens: leave special tokens out of the text.
+        banned_strings: texts that never appear in the answer, whatever their case: it is taken back to before one that
+            has appeared, and goes on with another token there.
 
     Raises:
         ParameterError: a value is outside its documented range.
@@ -85,14 +57,6 @@ class SamplingParams:
     n: int = 1
     max_tokens: int | None = None
     min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
@@ -106,71 +70,64 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
+    banned_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._take_lists()
+        check_switches(self, "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
         self._check_lengths()
-        self._check_distribution()
+        self.check_samplers()
         self._check_tokens()
         self._check_strings()
+        check_banned(self.banned_strings)
 
     def _take_lists(self) -> None:
         """Turns what people write for a field of several values into the tuple it is."""
         for name in _SEVERAL:
             value: Any = getattr(self, name)
-            if name == "stop" and isinstance(value, str):
+            if name in ("stop", "banned_strings") and isinstance(value, str):
                 value = (value,)
             if name == "logit_bias" and isinstance(value, Mapping):
                 value = sorted(value.items(), key=str)  # pairs in one order, whatever their types
-            several = _several(name, value)
+            several = as_tuple(name, value)
             if name in ("logit_bias", "bad_words_ids"):
-                several = tuple(_several(name, item) for item in several)
+                several = tuple(as_tuple(name, item) for item in several)
             object.__setattr__(self, name, several)
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", _several("allowed_token_ids", self.allowed_token_ids))
+            object.__setattr__(self, "allowed_token_ids", as_tuple("allowed_token_ids", self.allowed_token_ids))
 
     def _check_lengths(self) -> None:
-        _integer("n", self.n, 1, limits.MAX_N)
+        check_integer("n", self.n, 1, limits.MAX_N)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, limits.MAX_TOKENS)
+            check_integer("max_tokens", self.max_tokens, 1, limits.MAX_TOKENS)
         for name in ("min_tokens", "prompt_logprobs_start"):
-            _integer(name, getattr(self, name), 0, limits.MAX_TOKENS)
+            check_integer(name, getattr(self, name), 0, limits.MAX_TOKENS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.seed is not None:
-            _integer("seed", self.seed, limits.MIN_SEED, limits.MAX_SEED)
+            check_integer("seed", self.seed, limits.MIN_SEED, limits.MAX_SEED)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _integer(name, value, 0, limits.MAX_TOP_LOGPROBS)
-
-    def _check_distribution(self) -> None:
-        _number("temperature", self.temperature, 0.0, limits.MAX_TEMPERATURE)
-        _integer("top_k", self.top_k, -1, limits.MAX_TOP_K)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, limits.MAX_REPETITION_PENALTY, open_low=True)
-        _number("presence_penalty", self.presence_penalty, -limits.MAX_PENALTY, limits.MAX_PENALTY)
-        _number("frequency_penalty", self.frequency_penalty, -limits.MAX_PENALTY, limits.MAX_PENALTY)
+                check_integer(name, value, 0, limits.MAX_TOP_LOGPROBS)
 
     def _check_tokens(self) -> None:
         if any(len(pair) != 2 for pair in self.logit_bias):
             raise ParameterError("logit_bias", self.logit_bias, "a mapping, or pairs of a token id and a bias")
-        _token_ids("logit_bias", tuple(token for token, _ in self.logit_bias), limits.MAX_LOGIT_BIAS)
+        check_token_ids("logit_bias", tuple(token for token, _ in self.logit_bias), limits.MAX_LOGIT_BIAS)
         for _, bias in self.logit_bias:
-            _number("logit_bias", bias, -limits.MAX_BIAS, limits.MAX_BIAS)
+            check_number("logit_bias", bias, -limits.MAX_BIAS, limits.MAX_BIAS)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise ParameterError("allowed_token_ids", [], "at least one token id, or leave the field out")
-            _token_ids("allowed_token_ids", self.allowed_token_ids, limits.MAX_ALLOWED_TOKEN_IDS)
-        _token_ids("stop_token_ids", self.stop_token_ids, limits.MAX_STOP_TOKEN_IDS)
+            check_token_ids("allowed_token_ids", self.allowed_token_ids, limits.MAX_ALLOWED_TOKEN_IDS)
+        check_token_ids("stop_token_ids", self.stop_token_ids, limits.MAX_STOP_TOKEN_IDS)
         if sum(map(len, self.bad_words_ids)) > limits.MAX_BAD_WORD_TOKENS:
             raise ParameterError("bad_words", "too long", f"at most {limits.MAX_BAD_WORD_TOKENS} tokens in all")
         for sequence in self.bad_words_ids:
             if not sequence:
                 raise ParameterError("bad_words", "", "non-empty words")
-            _token_ids("bad_words", sequence, limits.MAX_BAD_WORD_TOKENS)
+            check_token_ids("bad_words", sequence, limits.MAX_BAD_WORD_TOKENS)
 
     def _check_strings(self) -> None:
         allowed = f"non-empty strings of at most {limits.MAX_STOP_CHARS} characters"

@@ -304,6 +304,9 @@ class Scheduler:
             if entry.sequence.state is not SequenceState.FINISHED:
                 answer = results.get(entry.slot) or SlotResult(entry.slot)
                 self._settlement.settle(entry, answer, forced.get(entry.slot, ()))
+                if answer.back is not None:
+                    request = entry.sequence.request
+                    self.rewind(request.request_id, entry.sequence.index, len(request.prompt_ids) + answer.back)
         if result.proposals:
             self._settlement.take_proposals(result.proposals, in_flight)
 
@@ -357,4 +360,5 @@ def _new_sequence(sequence: Sequence, tokens: ScheduledTokens) -> NewSequence:
         media=request.media,
         speculate=request.speculate,
         valid_from=tuple(table.valid_from for table in allocation.tables),
+        sampler_state=sequence.sampler_state,
     )

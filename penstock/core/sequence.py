@@ -88,6 +88,7 @@ class Sequence:
         awaits: the sequence that is computing its prefix, and how many committed tokens it waits for.
         num_prompt: tokens of its prompt.
         longest: tokens it may have in the end.
+        sampler_state: what its sampler has learned with the tokens known.
     """
 
     request: EngineRequest
@@ -113,6 +114,7 @@ class Sequence:
     reported: bool = False
     scored: int = 0
     awaits: tuple[Sequence, int] | None = None
+    sampler_state: tuple[float, ...] = ()
     keys: list[int] = field(init=False)
     num_prompt: int = field(init=False)
     longest: int = field(init=False)

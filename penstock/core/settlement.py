@@ -36,6 +36,8 @@ class Settlement:
         if forced:
             result = result._replace(tokens=result.tokens + forced)
         count, reason = self._ledger.accept(sequence, result.tokens)
+        if result.sampler_state or result.back is not None:
+            sequence.sampler_state = result.sampler_state
         if result.pooled is not None:
             reason = FinishReason.STOP
         if sequence.allocation is not None:
@@ -90,7 +92,8 @@ def _fault(entry: InFlight, result: SlotResult) -> str | None:
     """Why a result cannot be taken, if so."""
     if result.error is not None:
         return result.error
-    if entry.sample and not (result.tokens or result.again) and result.pooled is None:
+    chosen = result.tokens or result.again or result.back is not None
+    if entry.sample and not chosen and result.pooled is None:
         return "the runner returned no token for this request."
     if entry.drafts and result.tokens[:-1] != entry.drafts[: max(0, len(result.tokens) - 1)]:
         return "the runner accepted other drafts than it was given."

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from penstock.config import limits
@@ -17,15 +18,19 @@ from penstock.config.errors import (
     TemplateError,
     param_names,
 )
+from penstock.config.token_mask import token_mask
 from penstock.core.constraint import Grammar, GrammarKind, Thinking, ToolMode
-from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
+from penstock.core.request import EngineRequest, FinishReason, GenerationRequest, Truncation
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
+from penstock.engine.loops import Loop
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.text.cut import cut_tokens
 from penstock.text.grammar.translate import translate
 from penstock.text.length import characters
 from penstock.text.parsers.reading import AnswerReader, Reading, answer_readers
+from penstock.text.spellings import Spellings
 
 _RENDER_ARGUMENTS = frozenset(("self", "messages", "tools", "add_generation_prompt", "continue_final_message"))
 _INLINE_CHARS = 1024  # shorter texts are tokenised at once: a worker thread would cost more
@@ -61,6 +66,7 @@ class Frontend:
         self.text = text
         self.served_name = served_name
         self._seed = seed
+        self._spellings = Spellings(text.tokenizer)
 
     @property
     def info(self) -> EngineInfo:
@@ -82,6 +88,7 @@ class Frontend:
         size = len(prompt_ids) + len(asked.allowed_token_ids or ())
         words = sum(map(len, asked.bad_words))
         little = not words or (words <= _INLINE_CHARS and self.text.tokenizer.prepared)
+        little = little and not asked.dry_multiplier and not asked.xtc_probability
         sampling = await _beside(self._resolve, request, prompt_ids, inline=size <= _INLINE_IDS and little)
         reading = self.reading(request, prompt_ids)
         grammar = await self._held(request, reading)
@@ -114,7 +121,8 @@ class Frontend:
             await outputs.aclose()
             raise EngineDeadError(first.error or "The engine stopped before it took the request.")
         readers = self.readers(request, sampling, reading)
-        return TextGeneration(prompt_ids, sampling, eos_ids, first, outputs, readers)
+        loops = None if request.repetition is None else {index: Loop(request.repetition) for index in readers}
+        return TextGeneration(prompt_ids, sampling, eos_ids, first, outputs, readers, loops)
 
     def reading(self, request: GenerationRequest, prompt_ids: tuple[int, ...]) -> Reading | None:
         """How answers are to be read, None where they are plain text."""
@@ -166,7 +174,7 @@ class Frontend:
             raise ContextLengthError(f"{told} {self.info.max_model_len} tokens. Send fewer.", param="messages")
         variables = [value for name, value in request.template_kwargs.items() if name != "chat_template"]
         for field, given in (("messages", (request.messages, variables)), ("tools", _tools(request))):
-            self._check_length(field, characters(given))
+            self.check_length(field, characters(given))
         try:
             return self.text.template.render(
                 request.messages,
@@ -203,7 +211,24 @@ class Frontend:
         if not ids:
             field = _prompt_field(request)
             raise RequestError(f"{field} is empty; at least one token is needed.", param=field, code="invalid_value")
-        return ids
+        return ids if request.truncation is None else self._cut(request, ids, request.truncation)
+
+    def _cut(self, request: GenerationRequest, ids: tuple[int, ...], how: Truncation) -> tuple[int, ...]:
+        """A prompt's tokens, cut as asked; those that the tokenizer puts around a text stay.
+
+        Raises:
+            ParameterError: more tokens are to be kept than the context has.
+        """
+        context = self.info.max_model_len
+        if how.tokens is not None and how.tokens > context:
+            allowed = f"-1 or at most {context}, this model's context"
+            raise ParameterError("truncate_prompt_tokens", how.tokens, allowed)
+        around: tuple[int, ...] = ()
+        if request.prompt is not None and request.add_special_tokens is not False:
+            around = tuple(self.text.tokenizer.encode(""))
+        return cut_tokens(
+            ids, max(1, context - how.reserved) if how.tokens is None else how.tokens, how.keep_end, around
+        )
 
     async def _held(self, request: GenerationRequest, reading: Reading | None) -> Grammar | None:
         """What the answer is held to, as the engine takes it: by its own grammar, or by functions it may or must call.
@@ -252,7 +277,7 @@ class Frontend:
     async def _encode(self, text: str, field: str, add_special_tokens: bool) -> tuple[int, ...]:
         def encode() -> tuple[int, ...]:
             text.encode()
-            self._check_length(field, len(text))
+            self.check_length(field, len(text))
             return tuple(self.text.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
         try:
@@ -264,7 +289,7 @@ class Frontend:
                 code="invalid_value",
             ) from error
 
-    def _check_length(self, field: str, length: int) -> None:
+    def check_length(self, field: str, length: int) -> None:
         """Refuses a text of which the context cannot hold all, were each token the longest of the vocabulary."""
         if length <= limits.TOKENISED_CHARS:
             return
@@ -308,12 +333,40 @@ class Frontend:
             raise ParameterError("allowed_token_ids", f"{len(allowed)} token ids", told)
         self._check_ids("allowed_token_ids", allowed)
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        self._check_ids("dry_breaker_ids", sampling.dry_breaker_ids)
+        self._check_ids("xtc_protected_ids", sampling.xtc_protected_ids)
         if request.tools and not request.parse:  # models mark their calls with special tokens
             sampling = replace(sampling, skip_special_tokens=False)
+        sampling = self._with_texts_in_tokens(sampling)
         if not sampling.bad_words:
             return replace(sampling, max_tokens=wanted)
         words = dict.fromkeys((*sampling.bad_words_ids, *self._word_ids(sampling.bad_words)))
         return replace(sampling, max_tokens=wanted, bad_words_ids=tuple(words))
+
+    def _with_texts_in_tokens(self, sampling: SamplingParams) -> SamplingParams:
+        """Fills in the tokens of what samplers are told in texts: DRY's sequence breakers, line breaks and ends."""
+        running = {step.name for step in sampling.chain() or ()}
+        if "xtc" in running and not sampling.xtc_protected_ids:
+            line = self.text.tokenizer.encode("\n", add_special_tokens=False)[-1:]
+            sampling = replace(sampling, xtc_protected_ids=tuple(dict.fromkeys((*self.text.eos_ids, *line))))
+        if "dry" not in running:
+            return sampling
+        try:
+            found = [self._spellings.find(text) for text in sampling.dry_sequence_breakers]
+        except UnicodeEncodeError as error:
+            allowed = "texts without lone surrogates"
+            raise ParameterError("dry_sequence_breakers", "half a surrogate pair", allowed) from error
+        sequences = dict.fromkeys((*sampling.dry_breaker_sequences, *(ids for one in found for ids in one.sequences)))
+        sizes = accumulate(map(len, sequences))
+        held = sum(size <= limits.MAX_BREAKER_TOKENS for size in sizes)
+        return replace(
+            sampling,
+            dry_breaker_ids=(),
+            dry_breaker_mask=token_mask(
+                sampling.dry_breaker_ids, sampling.dry_breaker_mask, *(one.mask for one in found)
+            ),
+            dry_breaker_sequences=tuple(sequences)[: min(held, limits.MAX_BREAKER_SEQUENCES)],
+        )
 
     def _word_ids(self, words: Sequence[str]) -> Iterable[tuple[int, ...]]:
         """The tokens of words at the start of a text and after a space, no more of them than are allowed in all."""

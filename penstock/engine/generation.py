@@ -8,6 +8,7 @@ from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import Delta, Outputs
+from penstock.engine.loops import REPEATED, Loop
 from penstock.text.parsers.events import Parsed
 from penstock.text.parsers.reading import AnswerReader
 
@@ -31,10 +32,11 @@ class TextGeneration:
         first: EngineOutput,
         outputs: Outputs,
         readers: dict[int, AnswerReader],
+        loops: dict[int, Loop] | None = None,
     ) -> None:
         """`first` was taken from `outputs` already; `eos_ids` are those in force (none with ignore_eos).
 
-        `readers` turn the sequences' tokens into text.
+        `readers` turn the sequences' tokens into text; `loops` say where they repeat themselves too often.
         """
         self.prompt_ids = prompt_ids
         self.cached_tokens = 0
@@ -45,6 +47,7 @@ class TextGeneration:
         self._outputs = outputs
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._sequences = readers
+        self._loops = loops or {}
         self._ready: deque[Delta] = deque()
 
     def __aiter__(self) -> TextGeneration:
@@ -83,6 +86,10 @@ class TextGeneration:
         if finish is FinishReason.STOP and output.tokens:
             shown -= not self._sampling.include_stop_str_in_output
             stop_reason = None if output.tokens[-1] in self._eos_ids else output.tokens[-1]
+        if (loop := self._loops.get(output.sequence)) is not None and (end := loop.end(output.tokens[:shown])):
+            shown = used = end
+            finish, stop_reason = FinishReason.STOP, REPEATED
+            error = None
         part = reader.push(output.tokens[:shown], finish is not None)
         if part.stopped is not None:
             used = part.tokens_used

@@ -149,9 +149,7 @@ class Engine:
         self.works_on(running.union(self.structured.compiling))
 
     def _outputs(self) -> list[EngineOutput]:
-        outputs = self.scheduler.take_outputs()
-        self.structured.forget(outputs)
-        return outputs
+        return self.structured.told(self.scheduler.take_outputs())
 
     def _plan(self) -> StepPlan | None:
         started = perf_counter()

@@ -44,6 +44,8 @@ class Launch(msgspec.Struct, frozen=True):
         events: endpoint it sends events to.
         work: path of the record of requests that are worked on.
         parent: process id of the client; the engine ends when that process does.
+        cores: descriptor of the file in which engines of one host note who works (`engine.cores`); None for one alone.
+        place: its own there.
     """
 
     options: EngineOptions
@@ -51,6 +53,8 @@ class Launch(msgspec.Struct, frozen=True):
     events: str
     work: str
     parent: int
+    cores: int | None = None
+    place: int = 0
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -20,7 +20,7 @@ from penstock.config.errors import (
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineRequest, GenerationRequest
 from penstock.engine.frontend import Frontend
-from penstock.text.pairs import encode_pair
+from penstock.text.pairs import PairCut, encode_cut_pair
 
 _STARTED_TOGETHER = 4  # of many texts, so that others get their turn between
 
@@ -91,6 +91,8 @@ async def score_pairs(
     make: Callable[[str | Sequence[int]], GenerationRequest],
     field: str,
     instruction: str | None = None,
+    cut: PairCut | None = None,
+    use_activation: bool = True,
 ) -> list[Pooled]:
     """Scores pairs of a query and a document: what a ranking model gives, else the cosine of their embeddings.
 
@@ -100,6 +102,8 @@ async def score_pairs(
         make: makes a request of a text or token ids.
         field: stands for the documents in messages.
         instruction: what a model that takes one is told to look for.
+        cut: how texts are cut that are too long; None to refuse them.
+        use_activation: scores are what the model's last function makes of its logits; else they are these.
 
     Returns:
         One a pair; its last value is the score.
@@ -111,7 +115,10 @@ async def score_pairs(
     if len(instruction or "") * len(pairs) > limits.MAX_PROMPT_CHARS:
         told = f"at most {limits.MAX_PROMPT_CHARS // len(pairs)} with {len(pairs)} pairs; send fewer of them"
         raise ParameterError("instruction", f"{len(instruction or '')} characters", told)
+    cut = cut or PairCut()
     if (params := pooling.ranking()) is None:
+        if cut != PairCut():
+            pairs = await asyncio.to_thread(lambda: [cut.texts(tokenizer, *pair) for pair in pairs])
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         unit = [pooling.embedding(normalize=True)] * len(texts)
         found = dict(
@@ -120,9 +127,10 @@ async def score_pairs(
         return [_compared(found[query], found[document]) for query, document in pairs]
     shape = pooling.pair_prompt
     encoded = [
-        await asyncio.to_thread(encode_pair, tokenizer, query, document, shape, instruction)
+        await asyncio.to_thread(encode_cut_pair, tokenizer, query, document, shape, instruction, cut)
         for query, document in pairs
     ]
+    params = params if use_activation else replace(params, activation="")
     each = [replace(params, second=second) for _, second in encoded]
     return await pool_all(frontend, [make(ids) for ids, _ in encoded], each, field)
 

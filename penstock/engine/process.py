@@ -26,6 +26,7 @@ from penstock.config.environment import read_environment, settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError, PenstockError
 from penstock.config.logs import log_handler
 from penstock.engine import messages, request_names
+from penstock.engine.cores import AllCores, CoreShare
 from penstock.engine.driver import EngineDriver
 from penstock.engine.event_sockets import Clients, EventSocket
 from penstock.engine.messages import MessageError
@@ -104,6 +105,7 @@ def serve(
     clients: Clients,
     heart: Heart,
     wake: socket.socket,
+    cores: CoreShare | AllCores,
 ) -> int:
     """Takes commands and steps until a signal makes `wake` readable; sleeps while there is nothing to do.
 
@@ -117,6 +119,8 @@ def serve(
     poller.register(commands, zmq.POLLIN)
     poller.register(wake.fileno(), zmq.POLLIN)
     while True:
+        if not driver.has_work:
+            cores.rest()
         ready = dict(poller.poll(0 if driver.has_work else None))
         if wake.fileno() in ready:
             return wake.recv(1)[0]
@@ -126,6 +130,8 @@ def serve(
             except zmq.Again:
                 break
             obey(driver, info, clients, frame)
+        if driver.has_work:
+            cores.work()
         heart.step_began = time.monotonic()
         driver.step()
         heart.step_began = None
@@ -178,6 +184,20 @@ def build(launch: messages.Launch, events: EventSocket) -> tuple[Engine, EngineI
     return build_engine(launch.options, events.progress, grammars=True)
 
 
+def share_of_cores(launch: messages.Launch) -> CoreShare | AllCores:
+    """What this engine, which is built, notes and learns of those beside it."""
+    from penstock.kernels.cpu import native
+
+    if launch.cores is None or not native.available():
+        return AllCores()
+    try:
+        threads = int(native.library().num_threads())
+        return CoreShare(launch.cores, launch.place, threads, native.set_num_threads)
+    except (OSError, ValueError) as error:
+        _log.warning("the cores are not shared with the other engines: %s", error)
+        return AllCores()
+
+
 def run(launch: messages.Launch) -> int:
     """The process's life; returns its exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -195,9 +215,11 @@ def run(launch: messages.Launch) -> int:
         engine.works_on = WorkRecord(Path(launch.work)).note
         clients = Clients(context, events)
         driver = EngineDriver(engine, clients)
-        with contextlib.closing(clients), contextlib.closing(driver), wake_on_signal() as wake:
+        cores = share_of_cores(launch)
+        closing = contextlib.closing
+        with closing(clients), closing(driver), closing(cores), wake_on_signal() as wake:
             events.send(messages.Ready(info))
-            orphaned = serve(driver, info, commands, clients, heart, wake) == _ORPHANED
+            orphaned = serve(driver, info, commands, clients, heart, wake, cores) == _ORPHANED
     except Exception as error:
         events.send(last_words(error))
         return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import monotonic
 
 from penstock.config import limits
 from penstock.config.errors import RequestError
@@ -35,8 +36,8 @@ class OutputStream:
     """The outputs of one request, for one reader. Ends after the last sequence's last output."""
 
     __slots__ = (
-        *("_clock", "_close", "_error", "_events", "_last_read", "_said", "_scored", "_waiter"),
-        *("admitted", "closed", "open", "queued", "request", "whole", "work"),
+        *("_arrived", "_clock", "_close", "_error", "_events", "_last_read", "_said", "_scored", "_sent", "_waiter"),
+        *("admitted", "closed", "open", "queued", "request", "unwanted", "whole", "work"),
     )
 
     def __init__(
@@ -46,9 +47,11 @@ class OutputStream:
         self.work = work
         self.open = set(range(request.sampling.n))
         self.admitted = False
+        self._arrived = self._sent = monotonic()  # here, and to the engine that has it now
         self.queued = True
         self.whole = True  # each sequence that has ended did so by itself
         self.closed = False
+        self.unwanted = False  # an engine was told to cancel it
         self._said: tuple[list[int], ...] = tuple([] for _ in range(request.sampling.n))
         self._scored = 0
         self._clock = clock
@@ -99,6 +102,10 @@ class OutputStream:
         said = tuple(tuple(tokens) if number in self.open else None for number, tokens in enumerate(self._said))
         return SoFar(said, self._scored)
 
+    def sent_again(self) -> None:
+        """Another engine is sent the request, which waits since its first arrival."""
+        self._sent = monotonic()
+
     def push(self, output: EngineOutput) -> None:
         """Buffers an output; a full buffer is compacted to one output a sequence, so no token is lost."""
         self.admitted = True
@@ -111,6 +118,8 @@ class OutputStream:
             return
         if not self._events:
             self._last_read = self._clock.seconds()
+        if output.queue_seconds is not None:
+            output = output._replace(queue_seconds=output.queue_seconds + self._sent - self._arrived)
         self._events.append(output)
         if len(self._events) > limits.STREAM_BUFFER_EVENTS:
             self._events = deque(merge(self._events))
@@ -179,6 +188,12 @@ class StreamTable:
                 self._forget(stream)
             elif stream.stalled:
                 self._cancel(output.request_id)
+
+    def wait_again(self, stream: OutputStream) -> None:
+        """A request that had begun waits for another engine: its work counts as waiting again, less what it has."""
+        if not stream.queued:
+            stream.queued = True
+            stream.work = self.waiting.enter_again(stream.request, stream.work, stream.tokens)
 
     def live(self) -> Sequence[OutputStream]:
         """Requests that have not ended, in order of arrival."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from penstock.core.sampling import SamplingParams
 from penstock.text.parsers.format import AnswerFormat, choose
@@ -70,6 +70,14 @@ class TextPipeline:
             answers,
             visible_ids(answers, tokenizer),
         )
+
+    def templated(self, source: str, tool_parser: str | None = None, reasoning_parser: str | None = None) -> Self:
+        """The same with another chat template, from which its formats of answers are chosen anew; as `load`."""
+        ids = {"bos_token": self.tokenizer.bos_id, "eos_token": self.tokenizer.eos_id}
+        tokens = {name: "" if token is None else self.tokenizer.piece(token) or "" for name, token in ids.items()}
+        chat = ChatTemplate(source, bos_token=tokens["bos_token"], eos_token=tokens["eos_token"])
+        answers = choose(source, tool_parser, reasoning_parser)
+        return replace(self, template=chat, answers=answers, mark_ids=visible_ids(answers, self.tokenizer))
 
     def sampling(self, **given: Any) -> SamplingParams:
         """Sampling parameters: what is given, else the model's defaults, else those of SamplingParams.

@@ -58,7 +58,7 @@ class Fields:
         """The value `allowed` gives for the field's text."""
         value = self._get(name, default)
         if not isinstance(value, str) or value not in allowed:
-            near = f"; nearest: {_nearest(value, allowed, 0.0)}" if isinstance(value, str) else ""
+            near = f"; nearest: {_nearest(value[:80], allowed, 0.0)}" if isinstance(value, str) else ""
             raise self.error(name, f"is {_shown(value)}; allowed: {', '.join(sorted(allowed))}{near}")
         return allowed[value]
 

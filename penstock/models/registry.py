@@ -30,7 +30,7 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, str]:
     names = _architectures(config)
     name, found = next(((name, known) for name in names if (known := named(name))), ("", None))
     if found is None:
-        near = difflib.get_close_matches(names[0], ARCHITECTURES, 1, cutoff=0.0)[0]
+        near = difflib.get_close_matches(names[0][:80], ARCHITECTURES, 1, cutoff=0.0)[0]
         raise CheckpointError(
             f"config.json: architectures is {names}, which neither is known here nor is a causal language model of the "
             f"installed transformers ({fallback.version() or 'none'}); the nearest that is known: {near}. "

@@ -24,7 +24,7 @@ from penstock.engine.generation import TextGeneration
 # What changes the distribution tokens are chosen by, of which an engine reports the model's own.
 _SAMPLED: Final = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    "bad_words_ids", "min_tokens", "prompt_logprobs",
+    "bad_words_ids", "min_tokens", "prompt_logprobs", "banned_strings",
 )  # fmt: skip
 _NEVER: Final = float("-inf")
 Candidates = Sequence[tuple[int, float]]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
 from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
+from penstock.structured.banned_strings import BannedStrings
 from penstock.structured.grammar_compiler import allows_more
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ class GrammarState:
         eos_ids: tokens that end an answer, the usual one first.
         slow_masks: the request's.
         owner: the request's id and the sequence's number.
+        banned: texts that must not appear; None for none.
 
     Attributes:
-        owner, slow_masks: as given.
+        owner, slow_masks, banned: as given.
         broken: whether the matcher has failed, so that the last mask means nothing; see `renew`.
         renewed: whether this is a matcher in place of one that failed without drafts.
         drafted: whether the matcher was led along drafts, so that a failure may be theirs.
@@ -80,8 +82,10 @@ class GrammarState:
         eos_ids: Sequence[int],
         slow_masks: SlowMasks | None = None,
         owner: tuple[str, int] = ("", 0),
+        banned: BannedStrings | None = None,
     ) -> None:
         self.owner = owner
+        self.banned = banned
         self.slow_masks = slow_masks or SlowMasks()
         self.broken = False
         self.renewed = False
@@ -94,7 +98,7 @@ class GrammarState:
         self._sampling = sampling
         self._eos_ids = tuple(eos_ids)
         # A client may ban a token that the grammar forces. Then no token is forced: each is drawn from what is left.
-        self._bans = bool(sampling.bad_words_ids) or sampling.allowed_token_ids is not None
+        self._bans = bool(sampling.bad_words_ids or banned) or sampling.allowed_token_ids is not None
         self._plain = not (self._bans or sampling.min_tokens) and sampling.logprobs is None
         self._most_forced = min(_MOST_FORCED, sampling.max_tokens or _MOST_FORCED)
         self._tokens: list[int] = []
@@ -108,7 +112,11 @@ class GrammarState:
     @property
     def unconstrained(self) -> bool:
         """Whether any token may come next."""
-        return not self._forced and self._matcher is None
+        return not self._forced and self._matcher is None and not self._forbidden
+
+    @property
+    def _forbidden(self) -> Iterable[int]:
+        return self.banned.forbidden if self.banned is not None and len(self._tokens) == self.banned.length else ()
 
     @property
     def length(self) -> int:
@@ -121,7 +129,8 @@ class GrammarState:
             self._look_ahead()
         if self._forced or self._reasons or self._matcher is None:
             return None, True
-        return self._matcher, self._think_end < 0 or (self._sampling.ignore_eos and self._matcher.is_accepting())
+        ends = self._sampling.ignore_eos and self._matcher.is_accepting()
+        return self._matcher, self._think_end < 0 or ends or bool(self._forbidden)
 
     @property
     def _reasons(self) -> bool:
@@ -136,17 +145,14 @@ class GrammarState:
             mask[:] = ALL_ALLOWED
         elif self._reasons:
             mask[:] = ALL_ALLOWED
-            self._ban_end(mask)
+            _ban(mask, self._eos_ids)
         else:
             if self._think_end < 0 and self._thinking is not None:
                 begin = self._thinking.begin_ids[0]
                 mask[begin // 32] |= np.uint32(1 << (begin % 32))
             if self._sampling.ignore_eos and allows_more(mask, self._eos_ids):
-                self._ban_end(mask)
-
-    def _ban_end(self, mask: Words) -> None:
-        for token in self._eos_ids:
-            mask[token // 32] &= ~np.uint32(1 << (token % 32))
+                _ban(mask, self._eos_ids)
+        _ban(mask, self._forbidden)
 
     def accept(self, tokens: Sequence[int], *, defer: bool = False) -> tuple[int, ...]:
         """Takes sampled tokens; returns those that have to follow, or many of them, which are taken too.
@@ -222,7 +228,7 @@ class GrammarState:
     def _ends_against_bans(self) -> bool:
         """Whether only the end is allowed, but the client's bans or min_tokens forbid it."""
         early = self._bans or len(self._tokens) < self._sampling.min_tokens
-        return early and self._forced == [self._eos_ids[0]]
+        return early and bool(self._eos_ids) and self._forced == [self._eos_ids[0]]
 
     def _step(self, token: int) -> None:
         self._tokens.append(token)
@@ -375,6 +381,11 @@ class GrammarState:
         del self._tokens[left:]
         self._forced = []
         self._look_ahead()
+
+
+def _ban(mask: Words, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        mask[token // 32] &= ~np.uint32(1 << (token % 32))
 
 
 def _overlap(tokens: Sequence[int], end: Sequence[int]) -> int:

@@ -2,189 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from time import perf_counter, thread_time
+from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
+from penstock.config.errors import BANNED_AND_HELD, GRAMMAR_TOO_COMPLEX, NO_TOKEN_ALLOWED, RequestError
 from penstock.core.policies.order import Admission
 from penstock.core.protocol import NewSequence, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
+from penstock.structured.banned_strings import BannedStrings, Search, Withheld, search
 from penstock.structured.grammar_compiler import (
     Compilation,
     GrammarCompiler,
     Vocabulary,
-    compute_mask,
     unavailable_reason,
 )
-from penstock.structured.grammar_state import ALL_ALLOWED, BrokenMatcher, GrammarState, SlowMasks, Words
+from penstock.structured.grammar_state import BrokenMatcher, GrammarState, SlowMasks
+from penstock.structured.lazy_vocabulary import LazyVocabulary
+from penstock.structured.masks import SLOW_S, Masks
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
 Forced = Mapping[int, tuple[int, ...]]
-_SLOW_S: Final = 0.02  # a mask that takes longer makes the other streams wait
 _CHEAP_S: Final = 0.0003
 _RETRY_STEPS: Final = 64
 _MOST_FORCING_S: Final = 0.01  # of a step; forced tokens not found by then are found during the next forward pass
 _NONE_FORCED: Final[Forced] = MappingProxyType({})
 
 
-_NO_DRAFTS: Final[Mapping[int, tuple[int, ...]]] = MappingProxyType({})
-
-
-class Masks:
-    """A step's masks, being made.
-
-    Attributes:
-        seconds: it took to make them, once they are made.
-        longest: of these, for those of one place of all sequences: all there would be without drafts.
-    """
-
-    def __init__(
-        self,
-        words: int,
-        constrained: Mapping[int, GrammarState],
-        pool: ThreadPoolExecutor | None = None,
-        together: LLExecutor | None = None,
-        *,
-        drafts: Mapping[int, tuple[int, ...]] = _NO_DRAFTS,
-        timed: bool = False,
-    ) -> None:
-        """Starts the masks of some slots.
-
-        Args:
-            words: of a mask, ceil(V / 32).
-            constrained: by slot.
-            pool: makes them in a thread; None makes them at once.
-            together: makes several at a time.
-            drafts: by slot, behind each of which there is a mask too.
-            timed: times each, and counts slow ones for their requests; those behind drafts by `slow_behind`.
-        """
-        self.seconds = self.longest = 0.0
-        self._timed = timed
-        self._slow: set[int] = set()  # places behind drafts
-        self._places: dict[int, int] = {}
-        count = 0
-        for slot in constrained:
-            self._places[slot] = count
-            count += 1 + len(drafts.get(slot, ()))
-        self._named = tuple(slot for slot in constrained for _ in range(1 + len(drafts.get(slot, ()))))
-        self._made = np.empty((count, words), np.uint32)
-        self._done: Future[None] | None = None
-        states = [(state, self._places[slot], drafts.get(slot, ())) for slot, state in constrained.items()]
-        if pool is None:
-            self._make_all(states, None)
-        else:
-            self._done = pool.submit(self._make_all, states, together)
-
-    def _make_all(
-        self, states: Sequence[tuple[GrammarState, int, tuple[int, ...]]], together: LLExecutor | None
-    ) -> None:
-        """Makes the masks of states from their first place on: before their drafts, then behind each in turn."""
-        began = perf_counter()
-        self._make([(state, place) for state, place, _ in states], together)
-        drafted = [entry for entry in states if entry[2]]
-        before = [state.snapshot() for state, _, _ in drafted]
-        try:
-            self._follow(drafted, together)
-        finally:
-            for (state, _, _), snapshot in zip(drafted, before, strict=True):
-                state.restore(snapshot)
-        self.seconds = perf_counter() - began
-
-    def _follow(self, going: Sequence[tuple[GrammarState, int, tuple[int, ...]]], together: LLExecutor | None) -> None:
-        """Makes the masks behind drafts; those behind one that cannot be drawn, or ends the answer, allow all."""
-        while going:
-            behind: list[tuple[GrammarState, int, tuple[int, ...]]] = []
-            for state, place, drafts in going:
-                draft = drafts[0]
-                if not state.broken and _allows(self._made[place], draft) and not state.ends_with(draft):
-                    state.follow(draft)
-                    if not state.broken:
-                        behind.append((state, place + 1, drafts[1:]))
-                        continue
-                self._made[place + 1 : place + 1 + len(drafts)] = ALL_ALLOWED
-            self._make([(state, place) for state, place, _ in behind], together, drafted=True)
-            going = [entry for entry in behind if entry[2]]
-
-    def _make(
-        self, states: Sequence[tuple[GrammarState, int]], together: LLExecutor | None, *, drafted: bool = False
-    ) -> None:
-        began, made = perf_counter(), self._made
-        address, size = made.ctypes.data, made.strides[0]
-        wanted: list[tuple[LLMatcher, int]] = []
-        masked: list[GrammarState] = []
-        unfinished: list[tuple[GrammarState, int]] = []
-        for state, place in states:
-            matcher, unready = state.mask_source()
-            if matcher is not None:
-                wanted.append((matcher, place))
-                masked.append(state)
-            if unready:
-                unfinished.append((state, place))
-        if self._timed:
-            for state, (matcher, place) in zip(masked, wanted, strict=True):
-                since = thread_time()
-                compute_mask(matcher, made[place])
-                if thread_time() - since > _SLOW_S:
-                    state.takes_drafts = False
-                    if drafted:
-                        self._slow.add(place)
-                    else:
-                        state.slow_masks.count += 1
-        elif together is not None and len(wanted) > 1:
-            together.unsafe_compute_mask_ptr(wanted, address, size, len(made))
-        else:
-            for matcher, place in wanted:
-                matcher.unsafe_compute_mask_ptr(address + place * size, size)
-        for state, (matcher, _) in zip(masked, wanted, strict=True):
-            state.broken = matcher.is_error()
-        for state, place in unfinished:
-            state.finish_mask(made[place])
-        self.longest = max(self.longest, perf_counter() - began)
-
-    def slow_behind(self, slot: int, drafts: int) -> int:
-        """How many of the masks behind a slot's first drafts took too long: without drafts they would be made too."""
-        first = self._places.get(slot, 0) + 1
-        return len(self._slow.intersection(range(first, first + drafts))) if self._slow else 0
-
-    def of(self, slots: Sequence[int]) -> Words:
-        """[L, ceil(V / 32)]: the masks of these request slots, waited for; all ones for unconstrained ones.
-
-        A slot that has drafts is named again, at once, for the mask behind each.
-        """
-        if self._done is not None:
-            self._done.result()
-        if tuple(slots) == self._named:
-            return self._made
-        masks = np.full((len(slots), self._made.shape[1]), ALL_ALLOWED)
-        again = 0
-        for place, slot in enumerate(slots):
-            again = again + 1 if place and slots[place - 1] == slot else 0
-            if slot in self._places:
-                masks[place] = self._made[self._places[slot] + again]
-        return masks
-
-
-def _allows(mask: Words, token: int) -> bool:
-    return token // 32 < len(mask) and bool(mask[token // 32] >> np.uint32(token % 32) & np.uint32(1))
-
-
 @dataclass(slots=True)
 class _Request:
-    """A request with a grammar or a budget of reasoning.
+    """A request with a grammar, a budget of reasoning or banned strings.
 
     Attributes:
         job: its grammar's, None without one.
+        search: for banned strings, being made; None without any.
         sequences: the states of its sequences, by number, made as they enter the batch.
         finished: sequences that ended.
         slow_masks: of all its sequences.
+        withheld: news of those sequences that may yet be taken back, by number.
     """
 
     request: EngineRequest
@@ -193,6 +53,8 @@ class _Request:
     sequences: dict[int, GrammarState] = field(default_factory=dict)
     finished: int = 0
     slow_masks: SlowMasks = field(default_factory=SlowMasks)
+    search: Future[Search] | None = None
+    withheld: dict[int, Withheld] = field(default_factory=dict)
 
 
 class StructuredOutputManager:
@@ -205,7 +67,9 @@ class StructuredOutputManager:
 
     def __init__(self, vocab_size: int = 0, vocabulary: Callable[[], Vocabulary] | None = None) -> None:
         self._words = (vocab_size + 31) // 32
-        self._compiler = None if vocabulary is None else GrammarCompiler(vocabulary)
+        self._vocabulary = None if vocabulary is None else LazyVocabulary(vocabulary)
+        self._compiler = None if self._vocabulary is None else GrammarCompiler(self._vocabulary)
+        self._searches: ThreadPoolExecutor | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._together: LLExecutor | None = None
         self._masks: Masks | None = None
@@ -240,46 +104,70 @@ class StructuredOutputManager:
         return (request_id, sequence) in self._renewals
 
     def add(self, request: EngineRequest) -> bool:
-        """Takes a request; whether it has to wait for its grammar, until `ready` returns it.
+        """Takes a request; whether it has to wait for its grammar or banned strings, until `ready` returns it.
 
         Raises:
-            RequestError: it has a grammar, and this engine takes none.
+            RequestError: it has a grammar or banned strings, and this engine takes none.
         """
         if not request.constrained:
             return False
-        if request.grammar is None:
-            self._active[request.request_id] = _Request(request, None)
-            return False
-        if self._compiler is None:
-            raise RequestError("this engine takes no grammars.", param="grammar")
-        if (reason := unavailable_reason()) is not None:
-            raise RequestError(reason, param="grammar")
-        job = self._compiler.want(request.grammar.source, request.owner)
-        self._compiling[request.request_id] = _Request(request, job)
-        return True
+        live = _Request(request, None)
+        if request.grammar is not None:
+            if self._compiler is None:
+                raise RequestError("this engine takes no grammars.", param="grammar")
+            if (reason := unavailable_reason()) is not None:
+                raise RequestError(reason, param="grammar")
+            live.job = self._compiler.want(request.grammar.source, request.owner)
+        if request.sampling.banned_strings:
+            live.search = self._look_for(request)
+        waits = live.job is not None or live.search is not None
+        (self._compiling if waits else self._active)[request.request_id] = live
+        return waits
+
+    def _look_for(self, request: EngineRequest) -> Future[Search]:
+        """Makes what finds a request's banned strings, beside the step loop: a vocabulary may have to be read."""
+        vocabulary, params = self._vocabulary, request.sampling
+        if vocabulary is None:
+            raise RequestError("this engine takes no banned strings.", param="banned_strings")
+        if self._searches is None:
+            self._searches = ThreadPoolExecutor(1, "penstock-banned")
+
+        def make() -> Search:
+            known = vocabulary()
+            hidden = known.special_ids if params.skip_special_tokens else frozenset[int]()
+            return search(params.banned_strings, known.token_bytes, hidden)
+
+        return self._searches.submit(make)
 
     def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:
-        """Requests whose grammars are compiled, and refused ones with the reason. Renews failed matchers too."""
+        """Requests that wait for nothing any more, and refused ones with the reason. Renews failed matchers too."""
         for owner, (state, job) in list(self._renewals.items()):
             assert self._compiler is not None
             if (renewed := self._compiler.outcome(job)) is not None:
                 state.renew(RequestError(GRAMMAR_TOO_COMPLEX) if isinstance(renewed, RequestError) else renewed)
                 del self._renewals[owner]
-        if not self._compiling or self._compiler is None:
-            return []
         found: list[tuple[EngineRequest, RequestError | None]] = []
         for request_id, waiting in list(self._compiling.items()):
-            assert waiting.job is not None
-            outcome = self._compiler.outcome(waiting.job)
-            if outcome is None:
+            if waiting.search is not None and not waiting.search.done():
                 continue
-            del self._compiling[request_id]
-            if isinstance(outcome, RequestError):
-                found.append((waiting.request, outcome))
-            else:
+            if waiting.search is not None and waiting.search.exception() is not None:
+                self.cancel(request_id)
+                refused = RequestError("the vocabulary cannot be read for banned strings.", param="banned_strings")
+                found.append((waiting.request, refused))
+                continue
+            if waiting.job is not None:
+                assert self._compiler is not None
+                outcome = self._compiler.outcome(waiting.job)
+                if outcome is None:
+                    continue
+                if isinstance(outcome, RequestError):
+                    del self._compiling[request_id]
+                    found.append((waiting.request, outcome))
+                    continue
                 waiting.matcher = outcome
-                self._active[request_id] = waiting
-                found.append((waiting.request, None))
+            del self._compiling[request_id]
+            self._active[request_id] = waiting
+            found.append((waiting.request, None))
         return found
 
     def wait(self, seconds: float) -> None:
@@ -292,7 +180,11 @@ class StructuredOutputManager:
         waiting = self._compiling.pop(request_id, None)
         if waiting is None:
             return False
-        assert self._compiler is not None and waiting.job is not None
+        if waiting.search is not None:
+            waiting.search.cancel()
+        if waiting.job is None:
+            return True
+        assert self._compiler is not None
         if all(other.job is not waiting.job for other in self._compiling.values()):
             self._compiler.drop(waiting.job)
         return True
@@ -301,8 +193,17 @@ class StructuredOutputManager:
         """Forgets a request that was not admitted."""
         self._active.pop(request_id, None)
 
-    def forget(self, outputs: Iterable[EngineOutput]) -> None:
-        """Forgets the sequences that ended."""
+    def told(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        """What may be told of these: tokens that may yet be taken back are withheld. Forgets sequences that ended."""
+        for place, output in enumerate(outputs) if self._active else ():
+            live = self._active.get(output.request_id)
+            if live is not None and (withheld := live.withheld.get(output.sequence)) is not None:
+                banned = live.sequences[output.sequence].banned
+                outputs[place] = withheld.tell(output, 0 if banned is None else banned.held)
+        self._forget(outputs)
+        return outputs
+
+    def _forget(self, outputs: Iterable[EngineOutput]) -> None:
         for output in outputs if self._active else ():
             if output.finish_reason is not None and (live := self._active.get(output.request_id)) is not None:
                 state = live.sequences.pop(output.sequence, None)
@@ -351,7 +252,7 @@ class StructuredOutputManager:
 
             self._pool = ThreadPoolExecutor(1, "penstock-masks")
             self._together = LLExecutor()
-        self._masks = Masks(self._words, masked, self._pool, self._together, drafts=drafts, timed=longest > _SLOW_S)
+        self._masks = Masks(self._words, masked, self._pool, self._together, drafts=drafts, timed=longest > SLOW_S)
         return self._masks
 
     def _state_of(self, live: _Request, new: NewSequence) -> GrammarState:
@@ -361,8 +262,12 @@ class StructuredOutputManager:
             eos_ids = () if self._compiler is None or matcher is None else self._compiler.vocabulary.eos_ids
             owner = new.request_id, new.sequence
             request = live.request
-            found = GrammarState(matcher, request.thinking, request.sampling, eos_ids, live.slow_masks, owner)
+            banned = None if live.search is None else BannedStrings(live.search.result())
+            found = GrammarState(matcher, request.thinking, request.sampling, eos_ids, live.slow_masks, owner, banned)
             found.replay(new.generated_ids)
+            if banned is not None:
+                banned.go_on(new.generated_ids, new.sampler_state)
+                live.withheld[new.sequence] = Withheld(len(new.generated_ids))
             live.sequences[new.sequence] = found
         return found
 
@@ -376,11 +281,17 @@ class StructuredOutputManager:
         latest = perf_counter() + _MOST_FORCING_S
         for row in result.results:
             state = step.get(row.slot)
+            if state is not None and row.error == NO_TOKEN_ALLOWED and state.banned is not None:
+                changed[row.slot] = row._replace(error=BANNED_AND_HELD)
             if state is None or not row.tokens:
                 continue
             try:
                 tokens = self._up_to_stop(state, row.tokens)
-                if following := state.accept(tokens, defer=perf_counter() > latest):
+                following = state.accept(tokens, defer=perf_counter() > latest)
+                if state.banned is not None and (back := self._taken_back(state, row, tokens + following)) is not None:
+                    changed[row.slot] = back
+                    continue
+                if following:
                     forced[row.slot] = following
                 if masks is not None:
                     state.slow_masks.count += masks.slow_behind(row.slot, len(tokens) - 1)
@@ -391,9 +302,30 @@ class StructuredOutputManager:
         if changed:
             result = result._replace(results=tuple(changed.get(row.slot, row) for row in result.results))
         if result.proposals:
-            wanted = (one for one in result.proposals if one.slot not in step or step[one.slot].takes_drafts)
-            result = result._replace(proposals=tuple(wanted))
+            wanted = (
+                one
+                for one in result.proposals
+                if one.slot not in step or (one.slot not in changed and step[one.slot].takes_drafts)
+            )
+            result = result._replace(proposals=tuple(one for one in wanted if one.slot not in changed))
         return result, forced
+
+    def _taken_back(self, state: GrammarState, row: SlotResult, tokens: tuple[int, ...]) -> SlotResult | None:
+        """A result without its tokens, where with them the answer holds a banned string; it goes on before that."""
+        banned = state.banned
+        assert banned is not None
+        known = banned.length
+        number = banned.take(tokens, row.sampler_state)
+        if number is None:
+            return None
+        length, learned = banned.go_back(number, known)
+        try:
+            state.rewind(state.length - length)
+        except ValueError as error:
+            raise RequestError(f"{error}, as banned_strings would need.") from error
+        request_id, sequence = state.owner
+        self._active[request_id].withheld[sequence].take_back(length)
+        return row._replace(tokens=(), logprobs=(), back=length, sampler_state=learned)
 
     def _up_to_stop(self, state: GrammarState, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens up to one that ends the answer: accepted drafts may go on behind it."""
@@ -411,7 +343,7 @@ class StructuredOutputManager:
         assert self._compiler is not None and live.job is not None
         if state.owner not in self._renewals:
             self._renewals[state.owner] = state, self._compiler.renew(live.job, state.matched)
-        return row._replace(tokens=(), logprobs=(), again=True)
+        return row._replace(tokens=(), logprobs=(), again=True, sampler_state=())
 
     def abort(self) -> None:
         """Forgets outstanding steps."""
@@ -421,8 +353,9 @@ class StructuredOutputManager:
         """Ends the threads."""
         if self._compiler is not None:
             self._compiler.close()
-        if self._pool is not None:
-            self._pool.shutdown()
+        for pool in (self._pool, self._searches):
+            if pool is not None:
+                pool.shutdown()
 
 
 class GrammarGate:

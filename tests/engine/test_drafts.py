@@ -16,7 +16,7 @@ import pytest
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX
 from penstock.config.options import EngineOptions
 from penstock.core.constraint import Thinking
-from penstock.core.protocol import NewSequence, Proposal, TokenLogprobs
+from penstock.core.protocol import NewSequence, Proposal, SlotResult, TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
@@ -24,8 +24,10 @@ from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu import native
 from penstock.runtime.drafter import NoDrafter
-from penstock.structured import grammar_state, manager
+from penstock.structured import grammar_state, manager, masks
 from penstock.structured.grammar_compiler import compute_mask
+from penstock.structured.grammar_state import GrammarState
+from penstock.structured.manager import StructuredOutputManager
 from tests.engine.test_grammars import SCHEMA, WORDS, held
 from tests.engine.test_grammars import run as run_to_errors
 from tests.models import tiny
@@ -275,8 +277,8 @@ def slow_texts(monkeypatch: pytest.MonkeyPatch) -> None:
         clock[0] += np.bitwise_count(compute_mask(matcher, row)).sum() > 1000
         return row
 
-    monkeypatch.setattr(manager, "compute_mask", slowly)
-    monkeypatch.setattr(manager, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(masks, "compute_mask", slowly)
+    monkeypatch.setattr(masks, "thread_time", lambda: clock[0])
     monkeypatch.setattr(manager, "_CHEAP_S", 10.0**9)
 
 
@@ -341,26 +343,44 @@ EITHER = {
 }
 
 
+LEARNING = {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 1.0, "temperature": 1.5}
+
+
 @pytest.mark.parametrize("limit", ["little_fuel", "slow_texts"])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, LEARNING], ids=["greedy", "learning"])
 def test_drafts_that_are_too_much_for_a_matcher_fail_nothing(
-    text: TextPipeline, limit: str, request: pytest.FixtureRequest
+    text: TextPipeline,
+    limit: str,
+    options: dict[str, Any],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is made anew, slow masks are forgotten, and the answer goes on without drafts: nothing counts against it."""
+    """It is made anew, slow masks are forgotten, and the answer goes on without drafts: nothing counts against it,
+    and from a draw that is made again nothing is learned."""
+    renew, renewed = StructuredOutputManager._renew, []
+
+    def renewing(masks: StructuredOutputManager, state: GrammarState, row: SlotResult) -> SlotResult:
+        renewed.append((row, renew(masks, state, row)))
+        return renewed[-1][1]
+
+    monkeypatch.setattr(StructuredOutputManager, "_renew", renewing)
     request.getfixturevalue(limit)
     tokenizer = text.tokenizer
     banned = tuple((token, -100.0) for token in range(tokenizer.vocab_size) if "z" in tokenizer.decode([token]))
-    sampling: dict[str, Any] = {"temperature": 0.0, "logit_bias": banned, "logprobs": 0}
+    sampling: dict[str, Any] = {**options, "logit_bias": banned, "logprobs": 0}
     requests = [replace(held(text, name, EITHER, **sampling), speculate=True) for name in ("one", "two")]
-    options = EngineOptions(threads=1, max_num_seqs=4, kv_blocks=200)
-    plain, _ = build_engine(options)
+    engine_options = EngineOptions(threads=1, max_num_seqs=4, kv_blocks=200)
+    plain, _ = build_engine(engine_options)
     truth = run_to_errors(plain, *requests)
     plain.close()
     assert [error for _, error in truth.values()] == [None, None]
     assert len(json.loads(tokenizer.decode(truth["one"][0]).removesuffix("<|im_end|>"))) == 5
     dear = tokenizer.encode('{"z":"' + "I me a to be we us " * 9)
-    engine, _ = build_engine(options, drafter=Straying(text, tokenizer.decode(dear[:1]), tuple(dear[1:])))
+    engine, _ = build_engine(engine_options, drafter=Straying(text, tokenizer.decode(dear[:1]), tuple(dear[1:])))
     assert run_to_errors(engine, *requests) == truth
     stats = engine.stats()
     assert stats.drafted_tokens > 60 and stats.accepted_tokens == 0
-    assert (stats.preemptions > 0) == (limit == "little_fuel")
+    assert (stats.preemptions > 0) == (limit == "little_fuel") == bool(renewed)
+    assert all(len(before.sampler_state) == ("mirostat" in options) for before, _ in renewed)
+    assert not any(after.sampler_state or after.tokens for _, after in renewed)
     engine.close()

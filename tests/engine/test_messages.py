@@ -39,6 +39,7 @@ REQUEST = EngineRequest(
     SamplingParams(
         n=3, max_tokens=7, min_tokens=2, temperature=1, logit_bias=((5, -1.5),), allowed_token_ids=(1, 5),
         bad_words=("a",), bad_words_ids=((1,), (2, 3)), stop=("x", "é"), stop_token_ids=(4,), seed=-(2**63), logprobs=0,
+        banned_strings=("é b",),
     ),
     (2, 4), 2**64 - 1, -3, "salt", "owner", 0,
 )  # fmt: skip

@@ -17,10 +17,10 @@ from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
-from penstock.structured import grammar_compiler, manager
+from penstock.structured import grammar_compiler, masks
 from penstock.structured.grammar_compiler import GrammarCompiler, Vocabulary, compute_mask
 from penstock.structured.grammar_state import GrammarState, SlowMasks, Words
-from penstock.structured.manager import Masks
+from penstock.structured.masks import Masks
 from penstock.text.grammar.translate import translate
 
 EOS, ALSO_EOS, BEGIN, END = 0, 1, 2, 3
@@ -434,7 +434,7 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_own_sequence_alone(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(10**6))
-    monkeypatch.setattr(manager, "thread_time", lambda: next(clock))  # each mask takes a second
+    monkeypatch.setattr(masks, "thread_time", lambda: next(clock))  # each mask takes a second
     slow = state_of(compiler, "regex", "a+")
     with ThreadPoolExecutor(1) as pool:
         for _ in range(17):
@@ -450,7 +450,7 @@ def test_slow_masks_are_counted_for_all_sequences_of_a_request_and_where_they_ar
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(10**6))
-    monkeypatch.setattr(manager, "thread_time", lambda: next(clock))  # each mask takes a second
+    monkeypatch.setattr(masks, "thread_time", lambda: next(clock))  # each mask takes a second
     made, shared = matcher(compiler, "regex", "[ab]+"), SlowMasks()
     sequences = {row: GrammarState(made.deep_copy(), None, SamplingParams(), (EOS,), shared) for row in range(3)}
     for _ in range(6):
@@ -465,8 +465,8 @@ def test_masks_come_in_the_order_asked_for_with_all_ones_for_free_rows(compiler:
     state = {row: state_of(compiler, "choice", json.dumps([word])) for row, word in ((4, "yes"), (2, "no"))}
     with ThreadPoolExecutor(1) as pool:
         for how in ((), (pool,), (pool, LLExecutor())):
-            masks = Masks((SIZE + 31) // 32, state, *how)
-            got = masks.of([2, 7, 4])
+            made = Masks((SIZE + 31) // 32, state, *how)
+            got = made.of([2, 7, 4])
             assert (got[1] == 0xFFFFFFFF).all()
             for row, place in ((2, 0), (4, 2)):
                 assert (got[place] == mask(state[row])).all()

@@ -126,6 +126,15 @@ class Waiting:
         )
         return work
 
+    def enter_again(self, request: EngineRequest, work: Work, generated: int) -> Work:
+        """Counts a request that had begun and waits again, whatever waits: it was taken before. What it has generated
+        is computed with its prompt.
+        """
+        left = Work(work.prompt + generated, max(0.0, work.output - generated))
+        self.tokens += len(request.prompt_ids) * request.sampling.n
+        self._count(request.owner, left, 1)
+        return left
+
     def leave(self, request: EngineRequest, work: Work) -> None:
         """A request waits no longer."""
         self.tokens -= len(request.prompt_ids) * request.sampling.n
