@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 
+from penstock.text.automaton import automaton
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -24,38 +23,6 @@ class Piece:
     text: str
     stopped: str | None = None
     tokens_used: int = 0
-
-
-@dataclass(slots=True)
-class _Node:
-    """A state of the automaton: a text that begins some stop string."""
-
-    depth: int
-    children: dict[str, _Node] = field(default_factory=dict)
-    fallback: _Node | None = None  # the longest proper suffix that also begins a stop string
-    match: str | None = None  # the longest stop string that ends here
-
-
-@lru_cache(maxsize=8)  # the prompts of a call have the same; a node is never changed once all are there
-def _automaton(stops: tuple[str, ...]) -> _Node:
-    """Aho and Corasick's automaton over all stop strings (Communications of the ACM 18(6), 1975)."""
-    root = _Node(0)
-    for stop in stops:
-        node = root
-        for char in stop:
-            node = node.children.setdefault(char, _Node(node.depth + 1))
-        node.match = stop
-    queue = deque([root])
-    while queue:
-        node = queue.popleft()
-        for char, child in node.children.items():
-            fallback = node.fallback
-            while fallback is not None and char not in fallback.children:
-                fallback = fallback.fallback
-            child.fallback = root if fallback is None else fallback.children[char]
-            child.match = child.match or child.fallback.match
-            queue.append(child)
-    return root
 
 
 class IncrementalDetokenizer:
@@ -89,7 +56,7 @@ class IncrementalDetokenizer:
         self._min_tokens = min_tokens
         self._strip_next = tokenizer.strip_first and not after_prompt
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._root = _automaton(tuple(text for text in stop if text))
+        self._root = automaton(tuple(text for text in stop if text))
         self._state = self._root
         self._held = ""  # text not yet given away; it ends with the state's text
         self._seen = 0
@@ -136,9 +103,7 @@ class IncrementalDetokenizer:
         state = self._state
         looking = self._seen >= self._min_tokens
         for index, char in enumerate(text):
-            while char not in state.children and state.fallback is not None:
-                state = state.fallback
-            state = state.children.get(char, state)
+            state = state.after(char)
             if looking and state.match is not None:
                 return self._stop(state.match, text[: index + 1])
         while not state.children and state.fallback is not None:

@@ -102,7 +102,7 @@ def _gpt2(fields: Fields) -> _Built:
     name = fields.metadata.get("tokenizer.ggml.pre", "default")
     rules = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if rules is None:
-        near = get_close_matches(str(name), PRE_TOKENIZERS, n=3, cutoff=0.0)
+        near = get_close_matches(str(name)[:80], PRE_TOKENIZERS, n=3, cutoff=0.0)
         fail("pre", f"is {str(name)[:80]!r}; supported: {len(PRE_TOKENIZERS)} names, the nearest {', '.join(near)}")
     if not rules.byte_level:
         return _lines(fields)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import jinja2
+from jinja2 import meta
 
 from penstock.config import limits
 from penstock.config.errors import RequestError, TemplateError
@@ -45,6 +49,15 @@ _RESERVED: Final = frozenset(
     ]
 )
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_BY_NAME: Final = frozenset(("datetime", "functions"))  # that a few templates read, as llama.cpp gives them
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A template that can be rendered, and which of `_BY_NAME` it reads."""
+
+    template: jinja2.Template
+    reads: frozenset[str]
 
 
 class ChatTemplate:
@@ -135,17 +148,26 @@ class ChatTemplate:
         context["messages"] = chat
         context["tools"] = None if tools is None else [_plain(tool, 0) for tool in tools]
         context["add_generation_prompt"] = add_generation_prompt
-        text = self._run(self._choose(chat_template, tools is not None), context)
+        chosen = self._choose(chat_template, tools is not None)
+        if "datetime" in chosen.reads:
+            context.setdefault("datetime", datetime.now(UTC).strftime("%b %d %Y %H:%M:%S GMT"))
+        if "functions" in chosen.reads:
+            told = json.dumps(context["tools"], ensure_ascii=False, indent=2) if context["tools"] else ""
+            context.setdefault("functions", told)
+        text = self._run(chosen.template, context)
         return _cut_final(text, final) if continue_final_message else text
 
-    def _compile(self, name: str, source: str) -> jinja2.Template:
+    def _compile(self, name: str, source: str) -> _Compiled:
         if len(source) > limits.MAX_TEMPLATE_SOURCE_CHARS:
             raise TemplateError(
                 f"the chat template has {len(source)} characters; allowed: {limits.MAX_TEMPLATE_SOURCE_CHARS}."
             )
         try:
             with self._sandbox.budget():
-                return self._sandbox.from_string(source)
+                parsed = self._sandbox.parse(source)
+                asks = any(word in source for word in _BY_NAME)
+                reads = _BY_NAME & meta.find_undeclared_variables(parsed) if asks else frozenset[str]()
+                return _Compiled(self._sandbox.from_string(parsed), reads)
         except TemplateError:
             raise
         except jinja2.TemplateSyntaxError as error:
@@ -155,7 +177,7 @@ class ChatTemplate:
         except Exception as error:
             raise TemplateError(f"the chat template {name!r} cannot be compiled: {_sentence(error)}.") from error
 
-    def _choose(self, given: str | None, with_tools: bool) -> jinja2.Template:
+    def _choose(self, given: str | None, with_tools: bool) -> _Compiled:
         if given is not None:
             return self._compiled.get(given) or self._compile("of the request", given)
         if with_tools and _TOOL_USE in self._compiled:

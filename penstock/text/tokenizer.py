@@ -181,6 +181,10 @@ class Tokenizer:
         ids: list[int] = _encoded(backend, text, add_special_tokens=add_special_tokens).ids
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where in a text each of its tokens stands; control tokens that it spells out are plain text. As `encode`."""
+        return list(_encoded(self._without_special(), text, add_special_tokens=False).offsets)
+
     def begin_chat(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """A rendered chat's tokens with one beginning of text before them, where a GGUF file asks for it.
 

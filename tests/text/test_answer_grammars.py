@@ -147,6 +147,13 @@ def test_a_document_may_stand_for_a_call(grammars: Grammars) -> None:
     assert not grammars.takes(source, "Yes.")
 
 
+def test_arguments_that_are_required_but_not_named_may_come(grammars: Grammars) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "b"]}
+    source = calls_grammar(whole("hermes"), [Function("f", schema)], grammars.special, must=True, parallel=True)
+    assert grammars.takes(source, written("hermes", [WrittenCall("f", {"a": 1, "b": "x"})]))
+    assert not grammars.takes(source, written("hermes", [WrittenCall("f", {"a": 1})]))
+
+
 def test_many_parameters_come_as_they_are_declared(grammars: Grammars) -> None:
     schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(12)}, "required": ["p3"]}
     for name in ("hermes", "qwen3_coder", "llama4_pythonic", "gemma4"):

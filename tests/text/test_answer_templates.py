@@ -102,7 +102,6 @@ WITHOUT = {
     "LFM2-8B-A1B": "leaves calls out",
     "LFM2.5-Instruct": "leaves calls out",
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "leaves calls out of turns whose content is not null",
-    "fireworks-ai-llama-3-firefunction-v2": "wants functions in a variable of its own",
     "ibm-granite-granite-3.3-2B-Instruct": "leaves calls out",
     "llama-cpp-deepseek-r1": "writes declarations by way of a generator, which is no JSON",
 }

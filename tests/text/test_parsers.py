@@ -142,20 +142,20 @@ def test_marks_are_never_shown_before_they_are_whole(name: str) -> None:
 
 
 HOSTILE = {
-    "an endless begin": lambda mark: mark * (1_000_000 // max(len(mark), 1)),
-    "a name that never ends": lambda mark: mark + '{"name": "' + "a" * 1_000_000,
-    "arguments that never end": lambda mark: mark + '{"name": "get_weather", "arguments": {"a": "' + "b" * 1_000_000,
-    "brackets": lambda mark: mark + '{"name": "get_weather", "arguments": ' + '{"a":' * 200_000,
-    "arguments before a name": lambda mark: mark + '{"arguments": "' + "\\u00e9" * 160_000,
-    "numbers": lambda mark: mark + '{"name": "get_weather", "arguments": {"a": ' + "1" * 1_000_000,
-    "spaces": lambda mark: mark + " " * 1_000_000,
-    "half marks": lambda mark: mark[:-1] * (1_000_000 // max(len(mark) - 1, 1)),
-    "escapes": lambda mark: mark + '{"name": "get_weather", "arguments": {"a": "' + "\\" * 1_000_000,
+    "an endless begin": lambda mark: mark * (300_000 // max(len(mark), 1)),
+    "a name that never ends": lambda mark: mark + '{"name": "' + "a" * 300_000,
+    "arguments that never end": lambda mark: mark + '{"name": "get_weather", "arguments": {"a": "' + "b" * 300_000,
+    "brackets": lambda mark: mark + '{"name": "get_weather", "arguments": ' + '{"a":' * 60_000,
+    "arguments before a name": lambda mark: mark + '{"arguments": "' + "\\u00e9" * 50_000,
+    "numbers": lambda mark: mark + '{"name": "get_weather", "arguments": {"a": ' + "1" * 300_000,
+    "spaces": lambda mark: mark + " " * 300_000,
+    "half marks": lambda mark: mark[:-1] * (300_000 // max(len(mark) - 1, 1)),
+    "escapes": lambda mark: mark + '{"name": "get_weather", "arguments": {"a": "' + "\\" * 300_000,
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_megabyte_of_hostility_takes_linear_time_and_little_memory(kind: str) -> None:
+def test_much_hostility_takes_linear_time_and_little_memory(kind: str) -> None:
     for name in ("hermes", "llama3_json", "qwen3_coder", "glm45", "harmony", "deepseek_v3"):
         format = whole(name)
         calls = format.calls
@@ -169,7 +169,7 @@ def test_a_megabyte_of_hostility_takes_linear_time_and_little_memory(kind: str) 
             for news in parser.push(answer[place : place + 64]):
                 told += len(news.text) + len(news.reasoning) + sum(len(call.arguments) for call in news.tool_calls)
         parser.finish()
-        assert time.process_time() - began < 5
+        assert time.process_time() - began < 4
         held = len(parser._stream.text) + sum(map(len, parser._stream.log or ()))
         assert held < 40_000
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,9 @@ MODES: list[Mode] = [
 ]
 SOURCES = Path(__file__).resolve().parents[3] / "shared" / "data"
 NAMES = sorted(path.name for path in (SOURCES / "templates").glob("*.jinja")) if SOURCES.is_dir() else []
-# Both refuse every conversation: `functions` is undefined; every parameter needs a description.
-REFUSE_ALL = ("CohereForAI-c4ai-command-r-plus-tool_use.jinja", "fireworks-ai-llama-3-firefunction-v2.jinja")
+# Both refuse every conversation: every parameter needs a description.
+REFUSE_ALL = ("CohereForAI-c4ai-command-r-plus-tool_use.jinja",)
+TODAY = "Nov 23 2026 12:00:00 GMT"
 WANTED = ("Llama-3.1", "Llama-3.2", "Llama-3.3", "Qwen3-", "Qwen2.5", "Mistral-Nemo", "Mistral-Small", "gemma-2",
           "gemma-4", "gpt-oss")  # fmt: skip
 
@@ -51,6 +54,8 @@ def theirs(source: str, messages: list[dict[str, Any]], mode: Mode) -> str | Ref
             continue_final_message=final,
             bos_token="<s>",
             eos_token="</s>",
+            datetime=TODAY,
+            functions=json.dumps(tools, ensure_ascii=False, indent=2) if tools else "",
         )
     except Exception as error:
         return Refused(str(error) if type(error) is jinja2.TemplateError else None)
@@ -64,7 +69,12 @@ def ours(template: ChatTemplate | None, messages: list[dict[str, Any]], mode: Mo
         if template is None:
             return Refused()
         return template.render(
-            messages, tools=tools, documents=documents, add_generation_prompt=prompt, continue_final_message=final
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=prompt,
+            continue_final_message=final,
+            datetime=TODAY,
         )
     except PenstockError as error:
         return Refused(str(error))
@@ -227,3 +237,16 @@ def test_wrong_messages_are_the_requests_fault() -> None:
         deep = [deep]
     with pytest.raises(RequestError, match="nested"):
         template.render([{"role": "user", "content": deep}])
+
+
+def test_the_time_and_the_functions_are_told_where_a_template_reads_them() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    reads = ChatTemplate("{{ datetime }}|{{ functions }}")
+    time, _, functions = reads.render([], tools=tools).partition("|")
+    assert datetime.strptime(time, "%b %d %Y %H:%M:%S GMT").year >= 2026
+    assert json.loads(functions) == tools
+    assert reads.render([], datetime="then", functions="none") == "then|none"
+    assert reads.render([], datetime="then") == "then|"
+    own = "{% set datetime = 1 %}{{ datetime }}{{ functions is defined }}{% if false %}datetime functions{% endif %}"
+    assert ChatTemplate(own).render([]) == "1True"
+    assert ChatTemplate("functions{{ x is defined }}").render([]) == "functionsFalse"

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from penstock.config.errors import RequestError
 from penstock.text.grammar import lark
+from penstock.text.grammar.closed import requires_unnamed
 from penstock.text.grammar.schema import OPTIONS, compact_schema
 from penstock.text.parsers.format import AnswerFormat, CallsFormat, Syntax, places
 from penstock.text.parsers.schema import may_be_string, properties, types
@@ -331,8 +332,9 @@ def _json(schema: Any) -> str:
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema of arguments that takes no others than it names, unless it says so."""
-    if "properties" in schema and "additionalProperties" not in schema and "patternProperties" not in schema:
+    """A schema of arguments that takes no others than it names, unless it says so or requires another."""
+    says = "additionalProperties" in schema or "patternProperties" in schema
+    if "properties" in schema and not says and not requires_unnamed(schema):
         return {"type": "object", **schema, "additionalProperties": False}
     return {"type": "object", **schema}
 

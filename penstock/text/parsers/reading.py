@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, Self
 
 from penstock.config.errors import RequestError
 from penstock.text.detokenizer import IncrementalDetokenizer
-from penstock.text.parsers.events import Parsed, call_id
+from penstock.text.parsers.events import Parsed, ToolCallDelta, call_id
 from penstock.text.parsers.format import AnswerFormat, CallIds, formats
 from penstock.text.parsers.grammar import Function, calls_grammar
 from penstock.text.parsers.parser import AnswerParser
@@ -146,7 +146,41 @@ class Reading:
             single=not self.parallel,
             hidden=hidden,
         )
-        return AnswerReader(detokenizer, parser)
+        names = [function.name for function in self.functions]
+        cut = None
+        if self.must and calls is not None:
+            only = names[0] if len(names) == 1 else ""
+            begin = (calls.begin or calls.call).strip()
+            cut = CutCall(
+                begin.partition("{")[0].strip() or begin[:1], only, _call_id(calls.ids, key, self.earlier, 0, only)
+            )
+        return AnswerReader(detokenizer, parser, cut)
+
+
+@dataclass(slots=True)
+class CutCall:
+    """What is told of an answer that has to call and ends before a call can be read: never the marks of one.
+
+    Attributes:
+        mark: what a call begins with.
+        name, id: of the call, where only one function can be meant; else "".
+        called: whether a call has been told.
+    """
+
+    mark: str
+    name: str
+    id: str
+    called: bool = False
+
+    def told(self, news: Sequence[Parsed]) -> tuple[Parsed, ...]:
+        """The last news, with a call without arguments in place of the beginning of one."""
+        self.called = self.called or any(part.tool_calls for part in news)
+        last = news[-1] if news else Parsed()
+        text = last.text.strip()
+        if self.called or not text or not (text.startswith(self.mark) or self.mark.startswith(text)):
+            return tuple(news)
+        calls = (ToolCallDelta(0, self.id, self.name, "{}"),) if self.name else ()
+        return (*news[:-1], replace(last, text="", tool_calls=calls))
 
 
 @dataclass(slots=True)
@@ -155,7 +189,7 @@ class AnswerReader:
 
     detokenizer: IncrementalDetokenizer
     parser: AnswerParser | None = None
-    _reasoning: int = field(default=0)
+    cut: CutCall | None = None
 
     def push(self, tokens: Sequence[int], ended: bool = False) -> Part:
         """Takes further tokens; with `ended`, the last ones. After a stop string nothing more is consumed."""
@@ -182,7 +216,11 @@ class AnswerReader:
             rest = self.detokenizer.finish()
             parser.feed(rest.text)
             stopped = rest.stopped
-        news = parser.finish() if ended or stopped is not None else parser.push("")
+        over = ended or stopped is not None
+        news = parser.finish() if over else parser.push("")
+        if self.cut is not None:
+            self.cut.called = self.cut.called or any(part.tool_calls for part in news)
+            news = self.cut.told(news) if over else news
         return Part("", news, stopped, used, reasoning)
 
 
