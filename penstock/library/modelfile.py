@@ -94,7 +94,7 @@ def _instructions(text: str) -> list[tuple[int, str, str]]:
             continue
         word, _, rest = line.partition(" ")
         if word.upper() not in _WORDS:
-            near = get_close_matches(word.upper(), _WORDS, 1)
+            near = get_close_matches(word[:40].upper(), _WORDS, 1)
             meant = f"; {near[0]} is meant?" if near else f"; there are {', '.join(_WORDS)}"
             raise _wrong(number, f"{quoted(word, 40)} is no instruction{meant}")
         rest, begun = rest.strip(), number
@@ -121,7 +121,7 @@ def _unquoted(text: str) -> str:
 def _set(params: dict[str, Any], name: str, text: str, number: int) -> None:
     kind = PARAMETERS.get(name)
     if kind is None:
-        near = get_close_matches(name, PARAMETERS, 1)
+        near = get_close_matches(name[:40], PARAMETERS, 1)
         raise _wrong(number, f"PARAMETER {quoted(name, 40)} is unknown" + (f"; {near[0]} is meant?" if near else ""))
     if kind is str:
         params.setdefault(name, []).append(text)

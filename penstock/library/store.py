@@ -31,6 +31,7 @@ from penstock.library.names import HubName, NoSuchModelError, RegistryName, pars
 from penstock.library.views import engine_options, sweep_views, view
 from penstock.weights.open import bundled_model_path
 
+_COMPARED_CHARS = 96  # of a name that is looked for, with those there are
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 
 
@@ -106,7 +107,7 @@ class Store:
         names = [entry.name for entry in self.list()]
         bare = {other.rpartition("/")[2].removesuffix(":latest").lower(): other for other in reversed(names)}
         wanted = name.rpartition("/")[2].removesuffix(":latest").lower()
-        close = [bare[key] for key in difflib.get_close_matches(wanted, bare, 3, 0.5)]
+        close = [bare[key] for key in difflib.get_close_matches(wanted[:_COMPARED_CHARS], bare, 3, 0.5)]
         close += [other for key, other in bare.items() if wanted and (key.startswith(wanted) or wanted in key)]
         return list(dict.fromkeys(close))[:3]
 

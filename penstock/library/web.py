@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -16,10 +16,12 @@ import httpx2
 from penstock import __version__
 from penstock.config.errors import ConfigError, PenstockError
 from penstock.config.limits import MAX_ANSWER_BYTES, MAX_REDIRECTS
+from penstock.library.pace import hold_to_pace
 
 AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _ATTEMPTS = 3  # of short questions; files that are under way are tried longer
 _LONGEST_PAUSE_S = 30.0
+ANSWER_S: Final = 120.0  # for a whole answer that is no file
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 Pause = Callable[[float], None]
 Answer = TypeVar("Answer")
@@ -111,9 +113,11 @@ class Web:
 
         def once() -> tuple[bytes, Mapping[str, str]]:
             with self.stream(url, headers, redirects=redirects) as response:
-                data = bytearray()
+                data, began = bytearray(), time.monotonic()
                 for piece in response.iter_raw():
                     data += piece
+                    if time.monotonic() - began > ANSWER_S:
+                        raise WebError(f"{_place(url)} did not finish its answer within {ANSWER_S:g} s.", passing=True)
                     if len(data) > most:
                         raise WebError(f"{_place(url)} answers with more than {most} bytes; that is not read.")
                 return bytes(data), response.headers
@@ -155,6 +159,7 @@ def open_web(pause: Pause = time.sleep) -> Iterator[Web]:
         client = httpx2.Client(headers=headers, timeout=timeout)
     except (ValueError, ImportError, httpx2.InvalidURL) as error:
         raise ConfigError(f"a proxy of the environment (HTTPS_PROXY, ALL_PROXY) cannot be used: {error}") from None
+    hold_to_pace(client)
     with client:
         yield Web(client, pause)
 
