@@ -9,6 +9,7 @@ answered, or refused or ended with a sentence, and the engines never took more t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -50,7 +51,12 @@ class Tally:
 
 def engines(server: ServerChild) -> list[psutil.Process]:
     """The engine processes there are."""
-    return [child for child in server.http.children() if child.is_running()]
+    found = []
+    for child in server.http.children():
+        with contextlib.suppress(psutil.Error):
+            if "penstock.engine.process" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def taken(process: psutil.Process) -> int:
@@ -194,12 +200,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--length", type=int, default=1024, help="the models' context, tokens")
+    parser.add_argument("--api-server-count", type=int, default=1, help="processes that speak HTTP")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(given)
     model = chosen.model or chosen.data / "models" / "penstock-concierge"
     with tempfile.TemporaryDirectory() as folder:
         models = listed(Path(folder), model, chosen.length)
         flags = ["--models", str(models), "--memory", f"{chosen.memory_mib}MiB", "--pack-cache", f"{folder}/packed"]
+        flags += ["--api-server-count", str(chosen.api_server_count)]
         with serve(flags) as server:
             found = measured(server, chosen.seed, chosen.requests, chosen.kills, chosen.length)
     budget = chosen.memory_mib * MIB
@@ -218,7 +226,13 @@ def main(given: Sequence[str] | None = None) -> None:
         ("planned at once, most, MiB", found["most_planned"] / MIB),
         ("taken at once, most, MiB", found["most_taken"] / MIB),
     ]
-    report("many_models", chosen.results, {"budget": budget, **found}, ("what", "figure"), rows)
+    report(
+        "many_models",
+        chosen.results,
+        {"budget": budget, "http_processes": chosen.api_server_count, **found},
+        ("what", "figure"),
+        rows,
+    )
     if found["nothing"] or found["most_taken"] > budget or found["most_planned"] > budget:
         raise SystemExit(f"failed: {found['nothing'][:3]}, {found['most_taken']} bytes taken of {budget}")
 

@@ -33,18 +33,21 @@ class AttachedClient:
         self,
         client: str,
         folder: Path,
-        through: Callable[[int], None],
+        through: Callable[[front.Through], None],
         *,
+        model: str = "",
         max_queue_seconds: float | None = None,
         processes: int = 1,
     ) -> None:
         """`client` is its name among those of so many `processes`, `folder` where its sockets lie.
 
-        `through` is called when its requests have gone on in an engine that it was told of, with that one's number.
+        `through` is called when its requests have gone on in an engine that it was told of, of which `model` is the
+        name.
         """
         self._line = EngineLine(client, max_queue_seconds, processes)
         self._generation = 0
         self._through = through
+        self._model = model
         self._state = EngineState.STARTING
         self._silent = False
         self._info: EngineInfo | None = None
@@ -58,6 +61,20 @@ class AttachedClient:
         self._going_on = False
 
     # -- what the host tells ------------------------------------------------------------------------------------------
+
+    async def heard(self, told: front.OfEngine) -> None:
+        """The host has told of the engine."""
+        match told:
+            case front.Serving():
+                self.serving(told)
+            case front.Turn():
+                self.turn()
+            case front.Silent():
+                self.silent(told)
+            case front.Died():
+                await self.died(told)
+            case front.Stopped(why=why):
+                self.stopped(why)
 
     def serving(self, told: front.Serving) -> None:
         """An engine is there: new requests, and those of one before it, are held until it is their turn."""
@@ -176,4 +193,4 @@ class AttachedClient:
     def _look(self) -> None:
         if self._going_on and not self._line.resumption.goes_on:
             self._going_on = False
-            self._through(self._generation)
+            self._through(front.Through(self._generation, self._model))

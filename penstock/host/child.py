@@ -30,9 +30,10 @@ LOOK_S = 0.5  # between two looks at how long the process has been silent
 _DRAIN_S, _SILENT = 0.05, (0, 2, -9, -15)  # statuses of a process that had nothing to say
 _MAX_SOCKET_PATH = 100  # what a unix socket address holds, less some
 # As `python -m penstock.engine.process`, but with this very package and never a module of the current directory, which
-# may be a model folder with Python files in it.
+# may be a model folder with Python files in it. A terminal's Ctrl-C is the parent's to judge, also during imports.
 _PROGRAM = (
-    "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_module('penstock.engine.process', None, '__main__')"
+    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append(sys.argv[1]); "
+    "runpy.run_module('penstock.engine.process', None, '__main__')"
 )
 _log = logging.getLogger(__name__)
 
@@ -49,8 +50,12 @@ class EngineChild:
         options: EngineOptions,
         context: zmq.Context[zmq.Socket[bytes]],
         on_event: Callable[[messages.Event], None],
+        cores: int | None = None,
+        place: int = 0,
     ) -> None:
-        """`on_event` gets every event but Ready, Fatal and Heartbeat. Raises ConfigError for too long a TMPDIR."""
+        """`on_event` gets every event but Ready, Fatal and Heartbeat; `cores` and `place` are where it notes that it
+        works. Raises ConfigError for too long a TMPDIR.
+        """
         self._directory = private_directory()
         self._launch = messages.Launch(
             options,
@@ -58,6 +63,8 @@ class EngineChild:
             f"ipc://{self._directory / secrets.token_hex(8)}",
             str(self._directory / "work"),
             os.getpid(),
+            cores,
+            place,
         )
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
@@ -119,6 +126,7 @@ class EngineChild:
             str(Path(__file__).resolve().parents[2]),
             stdin=asyncio.subprocess.PIPE,
             stdout=2,
+            pass_fds=() if self._launch.cores is None else (self._launch.cores,),
         )
         self._receiver = asyncio.create_task(self._receive())
         assert self._process.stdin is not None

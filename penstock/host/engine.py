@@ -11,6 +11,7 @@ from penstock.config.errors import EngineDeadError
 from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import EngineOptions
 from penstock.engine.api import EngineClient
+from penstock.engine.cores import CoreBoard
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.host.process_client import ProcessClient
 from penstock.library.resolve import resolve
@@ -46,15 +47,17 @@ class Engines(Protocol):
 class ProcessEngines:
     """Engines in processes of their own."""
 
-    def __init__(self, max_queue_seconds: float | None = None) -> None:
-        """`max_queue_seconds` as for ProcessClient."""
-        self._max_queue_seconds = max_queue_seconds
+    def __init__(self, max_queue_seconds: float | None = None, cores: CoreBoard | None = None) -> None:
+        """`max_queue_seconds` and `cores` as for ProcessClient."""
+        self._max_queue_seconds, self._cores = max_queue_seconds, cores
 
     def options(self, options: EngineOptions) -> EngineOptions:
         return hosted_options(options)
 
     def engine(self, options: EngineOptions, progress: Progress) -> HostedEngine:
-        return ProcessClient(options, on_progress=progress, max_queue_seconds=self._max_queue_seconds)
+        return ProcessClient(
+            options, on_progress=progress, max_queue_seconds=self._max_queue_seconds, cores=self._cores
+        )
 
     def text(self, options: EngineOptions) -> TextPipeline:
         text = TextPipeline.load(options.model, options.tool_call_parser, options.reasoning_parser, options.pack_cache)

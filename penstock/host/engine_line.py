@@ -115,6 +115,7 @@ class EngineLine:
         if held or self._send is None:
             self.streams.end(stream, FinishReason.CANCELLED)  # no engine has it
             return
+        stream.unwanted = True
         with contextlib.suppress(EngineDeadError, MessageError):
             self._send(messages.encode(messages.Cancel(request_id)))
 
@@ -130,7 +131,8 @@ class EngineLine:
         if ask and self._send is not None:
             if self._stats_answer is None:
                 self._stats_answer = asyncio.get_running_loop().create_future()
-                self._send(messages.encode(messages.StatsQuery(self.client)))
+                with contextlib.suppress(EngineDeadError):  # whose end is told soon
+                    self._send(messages.encode(messages.StatsQuery(self.client)))
             await asyncio.wait((self._stats_answer,), timeout=STATS_TIMEOUT_S)
         own, counted = self.own(), together(self.past, self._latest)
         return replace(counted, waiting_seconds=own.waiting_seconds, restarts=self.restarts, resumed=own.resumed)

@@ -11,10 +11,9 @@ from types import MappingProxyType
 
 from penstock.config.errors import ModelUnavailableError
 from penstock.core.request import EngineStats
-from penstock.engine.api import EngineState
+from penstock.engine.api import EngineClient, EngineInfo, EngineState
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.host.engine import HostedEngine
 from penstock.host.source import ModelSource
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 300.0  # between a load that failed and the next
@@ -76,6 +75,7 @@ class ModelEntry:
         failure: why the last load failed, if it did.
         failures: loads that failed in a row.
         loads: how often it was loaded.
+        generates: whether it continues prompts, once its text side was read.
         past: what engines that are gone have counted.
         task: the load in progress.
         timer: runs off when it has been idle for long enough.
@@ -86,7 +86,7 @@ class ModelEntry:
     keep_alive: float | None
     state: ModelState = ModelState.UNLOADED
     frontend: Frontend | None = None
-    engine: HostedEngine | None = None
+    engine: EngineClient | None = None
     text: TextPipeline | None = None
     planned: int = 0
     uses: int = 0
@@ -100,6 +100,7 @@ class ModelEntry:
     failure: Failure | None = None
     failures: int = 0
     loads: int = 0
+    generates: bool = True
     past: EngineStats = field(default_factory=EngineStats)
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -127,6 +128,18 @@ class ModelEntry:
     def usable(self) -> bool:
         """Whether a caller can have it at once."""
         return self.state is ModelState.READY and not self.leaving
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """Facts of its engine, while a caller can have it at once."""
+        return self.engine.info if self.usable and self.engine is not None else None
+
+    @property
+    def expires_in(self) -> float | None:
+        """Seconds until it will sleep while it is loaded, as far as is known; None for never."""
+        if self.state is not ModelState.READY or self.keep_alive is None:
+            return None
+        return self.keep_alive if self.expires_at is None else max(0.0, self.expires_at - time.monotonic())
 
     @property
     def told_state(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.core.request import EngineStats
@@ -26,8 +26,10 @@ class Figures:
     are collected share the next collection.
     """
 
-    def __init__(self, stats: Callable[[], Awaitable[EngineStats]], there: Callable[[], Iterable[Counting]]) -> None:
-        """`stats` gives what the engine has counted, `there` the processes that answer now."""
+    def __init__(
+        self, stats: Callable[[], Awaitable[Mapping[str, EngineStats]]], there: Callable[[], Iterable[Counting]]
+    ) -> None:
+        """`stats` gives what engines have counted, by model, `there` the processes that answer now."""
         self._stats, self._there = stats, there
         self._last: dict[Counting, bytes] = {}
         self._of_the_dead = b""
@@ -74,7 +76,7 @@ class Figures:
                 if asking:
                     counted = await asyncio.to_thread(summed, [self._of_the_dead, *self._last.values()])
                     for process, number in asking:
-                        process.tell(front.Figures(number, stats, counted))
+                        process.tell(front.Figures(number, dict(stats), counted))
         finally:
             self._task = None
 

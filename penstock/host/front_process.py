@@ -16,8 +16,10 @@ from penstock.host import front_messages as front
 
 UNRESPONSIVE_S: Final = 60.0
 _LOOK_S = 0.5
-_PROGRAM = (  # as for an engine
-    "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_module('penstock.server.worker', None, '__main__')"
+# As for an engine. A terminal's Ctrl-C is the host's to judge, also while modules are imported.
+_PROGRAM = (
+    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append(sys.argv[1]); "
+    "runpy.run_module('penstock.server.worker', None, '__main__')"
 )
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import limits
-from penstock.config.errors import ConfigError, ModelUnavailableError, OverloadedError
+from penstock.config.errors import ModelUnavailableError, OverloadedError
 from penstock.engine.api import EngineState
 from penstock.engine.frontend import Frontend
 from penstock.host.engine import Engines
 from penstock.host.entry import ModelEntry, ModelState
 from penstock.host.loading import Loading
 from penstock.host.memory import MemoryBudget, Planner, plan_model
+from penstock.host.model_host import KeepAlive, Lease
 from penstock.host.names import Names
-from penstock.host.remote import RemoteServer
+from penstock.host.remote import RemoteServer, RemoteServers
 from penstock.host.source import ModelSource, Sources
 
 KEEP_ALIVE_S = 300.0  # as Ollama
@@ -28,48 +28,9 @@ RESTART_S, _LOOK_S = 15.0, 0.05  # for which calls wait for an engine that died;
 _NAMES_S = 1.0  # for which a list of names is believed where one is missing
 
 
-class Lease:
-    """One use of a loaded model, which is not unloaded while there are any.
-
-    Attributes:
-        frontend: what serves it.
-    """
-
-    __slots__ = ("_entry", "_host", "_released", "frontend")
-
-    def __init__(self, host: Host, entry: ModelEntry, frontend: Frontend) -> None:
-        self._host, self._entry = host, entry
-        self.frontend = frontend
-        self._released = False
-        entry.uses += 1
-        entry.cancel_timer()
-
-    @property
-    def name(self) -> str:
-        return self._entry.name
-
-    def again(self) -> Lease:
-        """Another use of the same, for work that goes on after this one."""
-        if self._released:
-            raise ValueError(f"the lease of {self.name} has been released")
-        return Lease(self._host, self._entry, self.frontend)
-
-    def release(self) -> None:
-        """Ends the use; safe to call twice."""
-        if not self._released:
-            self._released = True
-            self._host.released(self._entry)
-
-
-@dataclass(frozen=True, slots=True)
-class KeepAlive:
-    """How long a model stays after its last use, as a caller says: seconds, 0 for no longer, None for ever."""
-
-    seconds: float | None
-
-
 class Host:
-    """Loads models on first use within a budget of memory, and unloads those that have been idle the longest.
+    """The ModelHost whose engines are its own. Loads models on first use within a budget of memory, and unloads those
+    that have been idle the longest.
 
     Belongs to one event loop. Calls for a model that is not there wait for it; all of them for one load.
     """
@@ -91,7 +52,7 @@ class Host:
         self._entries: dict[str, ModelEntry] = {}
         self._loading = Loading(self, engines, MemoryBudget(memory), plan)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._remotes: dict[str, tuple[ModelSource, RemoteServer]] = {}
+        self._remotes = RemoteServers()
         self._closed = False
 
     @property
@@ -99,12 +60,14 @@ class Host:
         return self._loading.budget
 
     @property
+    def memory(self) -> int:
+        return self.budget.total
+
+    @property
     def names(self) -> Names:
-        """As they were listed last."""
         return self._names
 
     def entries(self) -> Iterator[ModelEntry]:
-        """Every model that was ever used here."""
         yield from self._entries.values()
 
     def entry(self, source: ModelSource) -> ModelEntry:
@@ -114,38 +77,25 @@ class Host:
             stays = self._keep_alive if source.ttl is None else source.ttl
             stays = None if source.pinned else stays
             entry = self._entries[source.name] = ModelEntry(source, stays, stays)
-        elif entry.source != source and entry.engine is None:
-            entry.source = source
+        elif entry.source != source and entry.engine is None and entry.task is None:
+            entry.source, entry.text = source, None
         return entry
 
     def told(self) -> Sequence[ModelEntry]:
-        """Every model, in the order of the list; of those not used yet an entry as it would be."""
         return [self.entry(source) for source in self._names.sources.values()]
 
     async def refresh(self, *, anew: bool = False) -> None:
-        """Lists the models anew; unless that is known to be needed, not if it was done just now."""
         if not anew and time.monotonic() - self._named_at < _NAMES_S:
             return
         self._named_at = time.monotonic()
         self._names = Names(await asyncio.to_thread(self._sources))
 
     async def find(self, name: str | None, draw: str = "") -> ModelSource:
-        """The model that a call means.
-
-        Raises:
-            RequestError: as `Names.model`.
-        """
         if name is not None and name not in self._names:
             await self.refresh()
         return self._names.model(name, draw)
 
     async def lease(self, source: ModelSource, keep_alive: KeepAlive | None = None) -> Lease:
-        """A use of a model, once it is loaded. Cancel it to wait no longer.
-
-        Raises:
-            ModelUnavailableError: it could not be loaded, now or just before, or is served elsewhere.
-            OverloadedError: too many calls wait for models already.
-        """
         entry = self.entry(source)
         if not entry.usable and sum(other.waiting for other in self._entries.values()) >= limits.MAX_MODEL_WAITERS:
             message = f"{limits.MAX_MODEL_WAITERS} calls wait for models to be loaded already; try again later."
@@ -156,10 +106,16 @@ class Host:
             frontend = await self._ready(entry)
             if keep_alive is not None and not entry.pinned:
                 entry.keep_alive = keep_alive.seconds
-            return Lease(self, entry, frontend)
+            return Lease(entry.name, frontend, functools.partial(self._taken, entry))
         finally:
             entry.waiting -= 1
             self.settle(entry)
+
+    def _taken(self, entry: ModelEntry) -> Callable[[], None]:
+        """A use begins; what ends it."""
+        entry.uses += 1
+        entry.cancel_timer()
+        return functools.partial(self.released, entry)
 
     async def _ready(self, entry: ModelEntry) -> Frontend:
         while not (entry.usable and entry.frontend is not None and await self._recovered(entry)):
@@ -198,11 +154,6 @@ class Host:
         return entry.task
 
     async def load(self, source: ModelSource) -> ModelEntry:
-        """Loads a model without using it; one whose last load failed is tried at once.
-
-        Raises:
-            ModelUnavailableError: it could not be loaded.
-        """
         entry = self.entry(source)
         if entry.state is ModelState.FAILED:
             entry.rest_again()
@@ -210,7 +161,6 @@ class Host:
         return entry
 
     async def changed(self, seconds: float) -> None:
-        """Returns when something has changed, after so many seconds at the latest."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._loading.changed()
@@ -225,8 +175,10 @@ class Host:
             entry.asked = True
         return entry
 
+    async def begin_load(self, source: ModelSource) -> ModelEntry:
+        return self.start_load(source)
+
     async def unload(self, source: ModelSource) -> ModelEntry:
-        """Ends a model's engine once nobody uses it, and forgets what it kept; returns when it has gone."""
         entry = self.entry(source)
         entry.asked = False
         if entry.task is not None:
@@ -299,33 +251,12 @@ class Host:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def expires_in(self, name: str) -> float | None:
-        """Seconds until a model that is loaded will sleep, as far as is known; None for never."""
-        entry = self._entries.get(name)
-        if entry is None or entry.state is not ModelState.READY or entry.keep_alive is None:
-            return None
-        return entry.keep_alive if entry.expires_at is None else max(0.0, entry.expires_at - time.monotonic())
-
     def remote(self, source: ModelSource) -> RemoteServer | None:
-        """What hands calls for a model on; None for one that is loaded here.
-
-        Raises:
-            ModelUnavailableError: its key is missing.
-        """
-        if source.remote is None:
-            return None
-        known = self._remotes.get(source.name)
-        if known is None or known[0] != source:
-            try:
-                known = self._remotes[source.name] = (source, RemoteServer(source, source.remote))
-            except ConfigError as error:
-                raise ModelUnavailableError(f"{source.name} cannot be asked: {error}", code="remote_key") from None
-        return known[1]
+        return self._remotes.of(source)
 
     @property
     def has_remotes(self) -> bool:
-        """Whether any model is served elsewhere."""
-        return any(source.remote is not None for source in self._names.sources.values())
+        return self._names.has_remotes
 
     def load_pinned(self) -> None:
         """Begins to load the models that are always there."""
@@ -350,5 +281,4 @@ class Host:
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
         self._loading.tell()
-        for _, remote in self._remotes.values():
-            await remote.aclose()
+        await self._remotes.aclose()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.errors import EngineDeadError, MemoryPlanError, ModelUnavailableError, PenstockError
 from penstock.config.options import EngineOptions
+from penstock.core.request import EngineStats
 from penstock.engine.counting import ended, together
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
@@ -109,6 +110,7 @@ class Loading:
             entry.text = await reading
         finally:
             reading.cancel()
+        entry.generates = entry.text.pooling.generates
         entry.frontend = Frontend(engine, entry.text, served_name=entry.name, seed=options.seed)
         self._watchers[entry.name] = asyncio.create_task(self._watch(entry, engine))
 
@@ -197,16 +199,16 @@ class Loading:
         watcher = self._watchers.pop(entry.name, None)
         if watcher is not None:
             watcher.cancel()
-        engine, entry.engine = entry.engine, None
-        entry.frontend = None
+        engine, entry.frontend = entry.engine, None
         try:
             if engine is not None:
-                if entry.state is ModelState.LEAVING:
-                    entry.past = ended(together(entry.past, await engine.stats()))
+                counted = await engine.stats() if entry.state is ModelState.LEAVING else EngineStats()
+                entry.engine, entry.past = None, ended(together(entry.past, counted))  # at once: no figure goes back
                 await engine.close()
         except Exception:  # whatever it was, the model must not stay on its way out for ever
             _log.exception("the engine of %s did not end as it should", entry.name)
         finally:
+            entry.engine = None
             self.budget.give_back(entry.name)
             entry.planned = 0
 

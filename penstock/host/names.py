@@ -31,6 +31,11 @@ class Names:
         """Every name that a call may use, those of models first."""
         return (*self.sources, *self._shared)
 
+    @property
+    def has_remotes(self) -> bool:
+        """Whether any model is served elsewhere."""
+        return any(source.remote is not None for source in self.sources.values())
+
     def __contains__(self, name: str) -> bool:
         return name in self.sources or name in self._shared
 

@@ -18,6 +18,7 @@ from penstock.config.options import EngineOptions
 from penstock.core.request import EngineRequest, EngineStats
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
+from penstock.engine.cores import CoreBoard
 from penstock.engine.streams import OutputStream
 from penstock.host.child import EngineChild
 from penstock.host.engine_line import EngineLine
@@ -44,6 +45,9 @@ class Watcher(Protocol):
     def unattached(self, client: str) -> None:
         """It serves, but cannot tell this other client anything."""
 
+    def stopped(self, why: str) -> None:
+        """It was closed, or nobody tries to start it again any more."""
+
 
 class ProcessClient:
     """EngineClient over one engine process, restarted when it dies. Belongs to the event loop that awaited `start`.
@@ -60,14 +64,18 @@ class ProcessClient:
         on_progress: Callable[[int, int], None] | None = None,
         max_queue_seconds: float | None = None,
         watcher: Watcher | None = None,
+        cores: CoreBoard | None = None,
     ) -> None:
         """`on_progress` is told (bytes loaded, bytes in all) while weights load.
 
-        `max_queue_seconds` of work may wait before calls are refused, None for any.
+        `max_queue_seconds` of work may wait before calls are refused, None for any. `cores` are shared with the other
+        engines that note there when they work.
         """
         self._options = options
         self._on_progress = on_progress
         self._watcher = watcher
+        self._cores = cores
+        self._place = None if cores is None else cores.take()
         self._line = EngineLine(max_queue_seconds=max_queue_seconds)
         self._state = EngineState.STARTING
         self._info: EngineInfo | None = None
@@ -143,7 +151,10 @@ class ProcessClient:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         await self._drop_child()
-        self._line.end(self._why_stopped)
+        if self._cores is not None and self._place is not None:
+            self._cores.give_back(self._place)
+            self._place = None
+        self._stop()
         if self._context is not None:
             self._context.term()
             self._context = None
@@ -152,7 +163,8 @@ class ProcessClient:
         """Starts a process and waits until it serves; raises its error if it cannot."""
         assert self._context is not None
         try:
-            self._child = EngineChild(self._options, self._context, self._on_event)
+            shared = None if self._cores is None or self._place is None else self._cores.file
+            self._child = EngineChild(self._options, self._context, self._on_event, shared, self._place or 0)
             self._info = await self._child.start()
         except PenstockError:
             await self._drop_child()
@@ -171,6 +183,8 @@ class ProcessClient:
         child, self._child = self._child, None
         if child is not None:
             await child.close()
+        if self._cores is not None and self._place is not None:
+            self._cores.clear(self._place)
 
     async def _died(self, child: EngineChild) -> None:
         """The process has ended unasked."""
@@ -192,8 +206,14 @@ class ProcessClient:
     def _give_up(self) -> None:
         self._state = EngineState.STOPPED  # the reason may name paths: it is for the log, not for clients
         self._why_stopped = "The engine stopped and could not be started again; its log says why."
-        self._line.end(self._why_stopped)
+        self._stop()
         self._gave_up.set()
+
+    def _stop(self) -> None:
+        """There will be no engine any more."""
+        self._line.end(self._why_stopped)
+        if self._watcher is not None:
+            self._watcher.stopped(self._why_stopped)
 
     async def _start_again_and_again(self) -> None:
         """Returns when that is given up."""

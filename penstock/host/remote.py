@@ -161,3 +161,31 @@ class RemoteServer:
     async def aclose(self) -> None:
         """Closes its connections."""
         await self._client.aclose()
+
+
+class RemoteServers:
+    """The servers of all models that are served elsewhere, each from its first call on."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[ModelSource, RemoteServer]] = {}
+
+    def of(self, source: ModelSource) -> RemoteServer | None:
+        """What hands calls for a model on; None for one that is loaded here.
+
+        Raises:
+            ModelUnavailableError: its key is missing.
+        """
+        if source.remote is None:
+            return None
+        known = self._known.get(source.name)
+        if known is None or known[0] != source:
+            try:
+                known = self._known[source.name] = (source, RemoteServer(source, source.remote))
+            except ConfigError as error:
+                raise ModelUnavailableError(f"{source.name} cannot be asked: {error}", code="remote_key") from None
+        return known[1]
+
+    async def aclose(self) -> None:
+        """Closes all connections."""
+        for _, remote in self._known.values():
+            await remote.aclose()

@@ -76,7 +76,7 @@ class Resumption:
         suspects, others = [], []
         for stream in self._streams.live():
             name = _name(stream)
-            if stream.closed:
+            if stream.closed or stream.unwanted:  # it may have died before it did as it was told
                 self._streams.end(stream, FinishReason.CANCELLED)
             elif stream.request.media or stream.request.encoder is not None:  # its arrays have gone with the engine
                 self._streams.end(stream, FinishReason.ERROR, CANNOT_GO_ON)
@@ -92,6 +92,8 @@ class Resumption:
         self._deaths = Counter({name: self._deaths[name] for name in live & self._deaths.keys()})
         self._unseen = Counter({name: self._unseen[name] for name in live & self._unseen.keys()})
         self._held = {_name(stream): stream for stream in (*suspects, *others)}
+        for stream in self._held.values():
+            self._streams.wait_again(stream)
 
     def _only_waited(self, name: str, worked_on: Set[str] | None) -> bool:
         """Whether an engine that was sent a request died without having begun it, which nobody believes for ever."""
@@ -116,6 +118,7 @@ class Resumption:
             if self._deaths[name]:
                 self._tried = stream
                 self._passes_at = stream.tokens + TRIAL_TOKENS * len(stream.open)
+            stream.sent_again()
             self._send(stream)
             if not self._streams.is_live(stream):  # it could not be sent
                 self._tried = None

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.config.errors import ConfigError, ModelNotFoundError, PenstockError, quoted
+from penstock.host.quantizing import quantize_apart
 from penstock.library.create import create
 from penstock.library.digests import Digest, sha256
 from penstock.library.make import copy_model
@@ -86,7 +88,9 @@ class Shelf:
         with _named():
             push(self._store, name, Wish(_stopped_by(stop, told), insecure=insecure))
 
-    def create(self, name: str, parts: Parts, texts: Mapping[str, Any], told: Told) -> str:
+    def create(
+        self, name: str, parts: Parts, texts: Mapping[str, Any], told: Told, stop: threading.Event | None = None
+    ) -> str:
         """Makes a model of another one of the library, or of files that a client sent; its name.
 
         Args:
@@ -96,9 +100,11 @@ class Shelf:
             told: progress.
 
         Raises:
-            PenstockError: as `library.create.create` and `library.uploads.laid_out`.
+            PenstockError: as `library.create.create`, `library.uploads.laid_out` and `host.quantizing.quantize_apart`;
+                GivenUpError.
         """
-        target = registry_name(name, self._store.places.registry)
+        stop = stop or threading.Event()
+        target, told = registry_name(name, self._store.places.registry), _stopped_by(stop, told)
         files, adapters = _digests(parts.files), _digests(parts.adapters)
         with self._store.loading(), ExitStack() as folders:
             if parts.base is not None:
@@ -111,9 +117,7 @@ class Shelf:
             changes = [str(folders.enter_context(laid_out(self._store, adapters)))] if adapters else []
 
             def smaller(model: Path, output: Path) -> None:
-                from penstock.weights.writers.quantize import quantize_model
-
-                quantize_model(str(model), parts.quantize or "", output, progress=told)
+                quantize_apart(model, parts.quantize or "", output, told, partial(_check_wanted, stop))
 
             made = Modelfile(base, adapters=changes, **texts)
             quantize = smaller if parts.quantize else None
@@ -157,11 +161,15 @@ def open_shelf() -> Shelf:
 
 def _stopped_by(stop: threading.Event, told: Told) -> Told:
     def telling(done: int, total: int) -> None:
-        if stop.is_set():
-            raise GivenUpError("the client has left; what came is kept.")
+        _check_wanted(stop)
         told(done, total)
 
     return telling
+
+
+def _check_wanted(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise GivenUpError("the client has left; what came is kept.")
 
 
 def _judge(outlook: Outlook) -> str | None:

@@ -52,6 +52,7 @@ class Host:
     clients: dict[str, AttachedClient] = field(default_factory=dict)
     deaths: list[frozenset[str] | None] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
     generation: int = 0
     telling: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -61,8 +62,8 @@ class Host:
     def add(self, name: str, **bounds: float) -> AttachedClient:
         (folder := self.folder / name).mkdir()
 
-        def through(generation: int) -> None:
-            assert generation == self.generation
+        def through(told: front.Through) -> None:
+            assert told == front.Through(self.generation)
             asyncio.get_running_loop().call_soon(self.order.through, name)
 
         found = self.clients[name] = AttachedClient(name, folder, through, **bounds)  # type: ignore[arg-type]
@@ -94,6 +95,9 @@ class Host:
 
     def unattached(self, client: str) -> None:
         self.unreached.append(client)
+
+    def stopped(self, why: str) -> None:
+        self.ends.append(why)
 
     def begin(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]

@@ -51,8 +51,8 @@ def some(number: int) -> tuple[Figures, list[Process]]:
     """So many processes of an engine that has made 7 steps."""
     there: list[Process] = []
 
-    async def stats() -> EngineStats:
-        return EngineStats(steps=7)
+    async def stats() -> dict[str, EngineStats]:
+        return {"m": EngineStats(steps=7)}
 
     figures = Figures(stats, lambda: there)
     for _ in range(number):
@@ -66,7 +66,7 @@ async def test_what_was_told_once_is_told_by_whoever_is_asked_next(monkeypatch: 
     first, second, third = there
     first.count, second.count, third.count = 1, 20, 300
     assert await first.total(1) == 321
-    assert first.answers[1].stats.steps == 7
+    assert first.answers[1].stats["m"].steps == 7
     second.silent = True
     first.count = 2
     assert await third.total(1) == 322

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +21,8 @@ import pytest
 
 from penstock.config.errors import ConfigError, PenstockError
 from penstock.config.options import EngineOptions, ServerOptions
-from penstock.host import child, front_process
+from penstock.core.request import EngineStats
+from penstock.host import child, front_process, quantizing
 from penstock.host import front_messages as messages
 from penstock.host.front import Front
 from penstock.host.front_process import FrontProcess
@@ -53,7 +57,12 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def begun(listener: socket.socket, folder: Path, engine: EngineOptions = ENGINE) -> AsyncIterator[Front]:
     """HTTP processes that are being started; they leave nothing behind."""
     front = Front(engine, SERVER, listener)
-    front.start(ProcessClient(engine))
+    front.engine().client = client = ProcessClient(engine)
+
+    async def stats() -> dict[str, EngineStats]:
+        return {"m": await client.stats()}
+
+    front.start(stats)
     try:
         yield front
     finally:
@@ -137,13 +146,38 @@ async def test_one_that_is_killed_is_started_again(listener: socket.socket, fold
         await until(lambda: [one.client for one in front._listening()] == ["0.2"])
 
 
+async def test_a_directory_that_was_removed_is_made_again(listener: socket.socket, folder: Path) -> None:
+    async with begun(listener, folder) as front:
+        await until(front._listening)
+        shutil.rmtree(front._directory)
+        os.kill(front._listening()[0].pid, signal.SIGKILL)
+        await until(lambda: [one.client for one in front._listening()] == ["0.2"])
+        assert front._directory.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "program", [front_process._PROGRAM, child._PROGRAM, quantizing._PROGRAM], ids=["http", "engine", "quantising"]
+)
+def test_an_interrupt_while_modules_are_imported_is_the_hosts(program: str) -> None:
+    begun, _ = program.split("runpy.run_module")
+    imports = f"{begun} print('imports', flush=True); sys.stdin.read(); print('on')"
+    command = [sys.executable, "-c", imports, "."]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "imports\n"
+        process.send_signal(signal.SIGINT)
+        process.stdin.close()
+        assert process.stdout.read() == "on\n"
+    assert process.returncode == 0
+
+
 async def test_one_that_the_engine_cannot_reach_is_ended_and_another_started(
     listener: socket.socket, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with begun(listener, folder) as front:
-        front.unattached("0.1")  # which has not been started
+        front.engine().unattached("0.1")  # which has not been started
         await until(front._listening)
-        front.unattached("0.1")
+        front.engine().unattached("0.1")
         await until(lambda: [one.client for one in front._listening()] == ["0.2"])
     assert caplog.text.count("cannot reach an HTTP process") == 1
     assert "ended with status 0" in caplog.text

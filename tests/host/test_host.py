@@ -23,8 +23,9 @@ from penstock.engine.api import EngineState
 from penstock.host import entry as entries
 from penstock.host import host as hosts
 from penstock.host.entry import ModelEntry, ModelState
-from penstock.host.host import Host, KeepAlive, Lease
+from penstock.host.host import Host
 from penstock.host.loading import STARTS
+from penstock.host.model_host import KeepAlive, Lease
 from penstock.host.source import ModelSource
 from tests.engine.support import read, request
 from tests.host.support import SIZE, Engines, SupervisedThread, host_of, source
@@ -212,8 +213,8 @@ async def test_an_idle_model_sleeps_and_wakes(engines: Engines, monkeypatch: pyt
             (await use(host, name)).release()
         await until(lambda: states(host)["a"] == "unloaded")
         assert states(host) == {"a": "unloaded", "b": "ready", "c": "ready"}
-        assert host.expires_in("b") is None
-        assert 0 < (host.expires_in("c") or 0) <= 300
+        assert host.entry(source("b")).expires_in is None
+        assert 0 < (host.entry(source("c")).expires_in or 0) <= 300
         lease = await use(host, "a")
         await asyncio.sleep(0.05)
         assert states(host)["a"] == "ready"
@@ -230,7 +231,7 @@ async def test_a_caller_says_how_long_a_model_stays(engines: Engines, seconds: f
         assert states(host)["a"] == "ready"
         other.release()
         await until(lambda: states(host)["a"] == state)
-        assert (host.expires_in("a") is None) == (seconds != 60.0)
+        assert (host.entry(source("a")).expires_in is None) == (seconds != 60.0)
         (await use(host, "b")).release()  # no caller keeps others' models out
 
 
@@ -238,7 +239,7 @@ async def test_no_caller_says_how_long_a_pinned_model_stays(engines: Engines) ->
     async with closing(host_of(engines, source("a", pinned=True), source("b"), memory=SIZE)) as host:
         (await host.lease(await host.find("a"), KeepAlive(0))).release()
         await asyncio.sleep(0.01)
-        assert states(host)["a"] == "ready" and host.expires_in("a") is None
+        assert states(host)["a"] == "ready" and host.entry(source("a")).expires_in is None
         with pytest.raises(ModelUnavailableError, match="pinned"):
             await use(host, "b")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
@@ -25,8 +26,10 @@ from penstock.config.options import EngineOptions
 from penstock.core.request import FinishReason
 from penstock.engine import messages
 from penstock.engine.api import EngineState
+from penstock.engine.cores import PLACES, CoreBoard
 from penstock.host import process_client as client_module
 from penstock.host.process_client import ProcessClient
+from penstock.kernels.cpu import native
 from tests.engine.checks import check_refusal, check_residue, until_empty
 from tests.engine.support import read, request, tokens_of
 
@@ -140,6 +143,31 @@ async def test_step_that_hangs_is_death(folder: Path) -> None:
     await client.close()
 
 
+@pytest.mark.skipif(not native.available(), reason="the threads are the native library's")
+async def test_an_engine_notes_that_it_works_and_is_struck_off_when_it_dies(folder: Path) -> None:
+    with contextlib.closing(CoreBoard()) as board:
+        assert board.take() == 0  # somebody else's
+
+        def working() -> bool:
+            return os.pread(board.file, PLACES, 0).find(1) == 1
+
+        client = ProcessClient(EngineOptions(model="busy"), cores=board)
+        await client.start()
+        assert not working()
+        stream = client.submit(request(max_tokens=1000))
+        await until(working)
+        os.kill(client.pid, signal.SIGKILL)
+        await until(lambda: client.state is EngineState.RESTARTING)
+        await stream.aclose()
+        await until(lambda: client.state is EngineState.READY)
+        await until(lambda: not working())
+        stream = client.submit(request(max_tokens=1000))
+        await until(working)
+        await client.close()
+        assert not working() and board.take() == 1
+        await stream.aclose()
+
+
 def test_runs_under_uvloop(folder: Path) -> None:
     uvloop = pytest.importorskip("uvloop")
 
@@ -207,8 +235,8 @@ async def test_garbage_in_both_sockets_changes_nothing(client: ProcessClient) ->
 
 
 async def test_oversized_frames_are_dropped(client: ProcessClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 1000)
-    with pytest.raises(RequestError, match="1000 bytes"):
+    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 4000)
+    with pytest.raises(RequestError, match="4000 bytes"):
         client.submit(request(prompt=2000))
     assert len(tokens_of(await read(client.submit(request())))) == 8
 

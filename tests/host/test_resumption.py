@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.errors import EngineDeadError, RequestError
+from penstock.config.errors import EngineDeadError, OverloadedError, RequestError
 from penstock.config.options import EngineOptions
 from penstock.core.media import MediaSpan
+from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
+from penstock.engine import messages
+from penstock.engine import streams as streams_module
 from penstock.engine.api import EngineState
 from penstock.engine.streams import OutputStream, StreamTable
 from penstock.host import process_client as client_module
 from penstock.host import resumption
+from penstock.host.engine_line import EngineLine
 from penstock.host.process_client import ProcessClient
 from penstock.host.resumption import CANNOT_GO_ON, ENDED_ENGINES, MOST_UNSEEN, TRIAL_TOKENS, Resumption
 from tests.engine.support import POISON, read, request, tokens_of
@@ -355,3 +359,68 @@ async def test_a_refusal_of_what_had_been_admitted_is_an_error_of_its_stream() -
     assert [output.error for output in await read(stream)] == [None, "no."]
     with pytest.raises(RequestError, match="no"):
         await read(fresh)
+
+
+async def test_what_comes_back_waits_again_and_counts_once() -> None:
+    """Its work is in the way of new calls, as that of requests that have not begun is."""
+    table = Table()
+    waiting = table.streams.waiting
+    for name in "abc":
+        table.open(name)
+    prompt = waiting.tokens // 3
+    for name in "ab":
+        table.tell(name, 5)
+    assert (waiting.requests, waiting.tokens) == (1, prompt)
+    table.die("a", "b")
+    assert (waiting.requests, waiting.tokens) == (3, 3 * prompt)
+    table.resumption.died(None)  # again, before any has begun: nothing is counted twice
+    table.resumption.go_on()
+    assert (waiting.requests, waiting.tokens) == (3, 3 * prompt)
+    table.tell("a", TRIAL_TOKENS)
+    assert waiting.requests == 2
+    table.tell("b", TRIAL_TOKENS, FinishReason.STOP)
+    table.streams.fail_all("no.")
+    assert (waiting.requests, waiting.tokens, waiting.seconds()) == (0, 0, 0.0)
+
+
+async def test_new_calls_are_refused_while_too_much_comes_back() -> None:
+    table = Table()
+    table.streams = StreamTable(lambda request_id: None, max_queue_seconds=1.0)
+    table.resumption = Resumption(table.streams, lambda stream: table.sent.append(stream.request.request_id))
+    table.streams.waiting.pace = Pace(step=0.0, prompt=0.001, output=0.1, rows=1.0, budget=1000)
+    table.open("a")
+    table.tell("a", 5)
+    table.streams.waiting.check_room("")
+    table.die("a")
+    with pytest.raises(OverloadedError, match="s of work wait already, at most 1 s may"):
+        table.streams.waiting.check_room("")
+    table.tell("a", TRIAL_TOKENS)
+    table.streams.waiting.check_room("")
+
+
+async def test_time_in_the_queue_is_from_the_first_arrival_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(streams_module, "monotonic", lambda: now[0])
+    table = Table()
+    stream, undisturbed = table.open("a"), table.open("b")
+    told = EngineOutput("b", 0, (1,), finish_reason=FinishReason.STOP, cached_tokens=0, queue_seconds=0.25)
+    table.streams.deliver([told])
+    assert (await read(undisturbed))[0].queue_seconds == 0.25
+    now[0] = 107.0
+    table.die("a")
+    table.streams.deliver([told._replace(request_id="a")])
+    assert (await read(stream))[0].queue_seconds == 7.25
+
+
+async def test_what_was_cancelled_as_its_engine_died_does_not_come_back() -> None:
+    """Whether that engine had read it or not."""
+    line, sent = EngineLine(), list[bytes]()
+    line.open(sent.append)
+    streams = [line.submit(request(request_id=name)) for name in "ab"]
+    line.cancel("a")
+    line.cut(frozenset("ab"))
+    assert [output.finish_reason for output in await read(streams[0])] == [FinishReason.CANCELLED]
+    sent.clear()
+    line.open(sent.append)
+    assert [messages.decode_command(frame).request.request_id for frame in sent] == ["b"]  # type: ignore[union-attr]
+    line.end("no.")
