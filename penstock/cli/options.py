@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
@@ -9,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import typer
 
@@ -160,7 +161,8 @@ SERVER_FLAGS = (
     flag("post", str | None, None, _NETWORK,
          "A Python function that gets each whole answer, and gives what is told instead.", metavar="MODULE:FUNCTION"),
     flag("allowed_origins", list[str] | None, None, _NETWORK,
-         "A web origin that may call the API besides those of this machine; repeatable. none: not even those."),
+         "A web origin that may call the API besides those of this machine (localhost); repeatable. none: not even "
+         "those.", "--allowed-origins", "--cors-origins"),
     flag("page", bool, True, _NETWORK, "Give browsers a page to talk to the models with.", "--page/--no-page"),
     flag("log_requests", bool, False, _NETWORK,
          "Log a line for each request: its status, tokens and times; as JSON with PENSTOCK_LOG_FORMAT=json.",
@@ -170,21 +172,46 @@ SERVER_FLAGS = (
     flag("trust_request_chat_template", bool, False, _NETWORK,
          "Let requests bring a chat template of their own.", "--trust-request-chat-template"),
     flag("responses_store", str, "memory", _NETWORK,
-         "File in which responses of /v1/responses are kept; memory keeps them until the server ends, with "
+         "File in which responses, conversations and chats are kept; memory keeps them until the server ends, with "
          "several HTTP processes in a file in TMPDIR that goes with it.", metavar="FILE"),
     flag("max_queue_seconds", float, MAX_QUEUE_SECONDS, _NETWORK,
          "Seconds of work that may wait; calls beyond are refused with 429 and Retry-After. inf for no bound."),
     flag("api_server_count", int, 1, _NETWORK,
          "Processes that speak HTTP, over one engine; bounds of what waits are dealt out among them."),
+    flag("any_model", bool, False, _NETWORK,
+         "Answer calls for any model's name, where one model is served.", "--any-model"),
+    flag("aliases", list[str] | None, None, _NETWORK,
+         "A further name of the model; repeatable, and several with commas between them.", "--alias", metavar="NAME"),
+    flag("slots", bool, True, _NETWORK, "Tell at /slots what is computed.", "--slots/--no-slots"),
+    flag("props", bool, False, _NETWORK, "Take POST /props, which has no fields yet.", "--props"),
+    flag("chat_template", str | None, None, _MODEL,
+         "A chat template to use instead of the model's own: its text, or a file that holds it.",
+         "--chat-template", "--chat-template-file", metavar="TEXT"),
     flag("drain_timeout", float, DRAIN_TIMEOUT_S, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (
     flag("max_tokens", int | None, None, _SAMPLING, "Most tokens to generate. Default: up to the context length."),
-    flag("temperature", float | None, None, _SAMPLING, "0 always takes the most probable token."),
+    flag(
+        "temperature",
+        float | None,
+        None,
+        _SAMPLING,
+        "0 always takes the most probable token.",
+        "--temperature",
+        "--temp",
+    ),
     flag("top_k", int | None, None, _SAMPLING, "Draw among the k most probable tokens; 0 keeps all."),
     flag("top_p", float | None, None, _SAMPLING, "Draw among the smallest set with this probability."),
     flag("min_p", float | None, None, _SAMPLING, "Drop tokens below this share of the largest probability."),
-    flag("repetition_penalty", float | None, None, _SAMPLING, "Above 1 discourages tokens already seen."),
+    flag(
+        "repetition_penalty",
+        float | None,
+        None,
+        _SAMPLING,
+        "Above 1 discourages tokens already seen.",
+        "--repetition-penalty",
+        "--repeat-penalty",
+    ),
     flag("presence_penalty", float | None, None, _SAMPLING, "Subtracted from tokens already generated."),
     flag("frequency_penalty", float | None, None, _SAMPLING, "Subtracted once per occurrence."),
     flag("stop", list[str] | None, None, _SAMPLING, "A text that ends the answer; repeatable."),
@@ -240,6 +267,10 @@ def _server_options(given: Mapping[str, Any]) -> ServerOptions:
     chosen["api_keys"] = tuple(chosen.pop("api_key") or read_environment().api_keys)
     chosen["admin_keys"] = tuple(chosen.pop("admin_key") or ())
     chosen["allowed_origins"] = tuple(chosen["allowed_origins"] or ())
+    aliases = ",".join(chosen.pop("aliases") or ()).split(",")
+    chosen["aliases"] = tuple(dict.fromkeys(alias.strip() for alias in aliases if alias.strip()))
+    if (template := chosen["chat_template"]) is not None and "{" not in template:
+        chosen["chat_template"] = _text_of(Path(template))
     return ServerOptions(**chosen)
 
 
@@ -276,6 +307,19 @@ takes_named_engine_options = takes(
     "engine", (*MODEL_FLAGS, *PARSER_FLAGS, *SHARING_FLAGS, SERVED_NAME_FLAG), make_engine_options
 )
 takes_server_options = takes("server", SERVER_FLAGS, _server_options)
+_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def _in_whole_help(one: inspect.Parameter) -> inspect.Parameter:
+    kind, option = get_args(one.annotation)
+    option = copy.copy(option)
+    option.hidden = True
+    return one.replace(annotation=Annotated[kind, option])
+
+
+takes_default_sampling = takes(
+    "sampling", (_in_whole_help(one) for one in SAMPLING_FLAGS if one.name in _DEFAULTS), _sampling
+)
 takes_sampling = takes("sampling", SAMPLING_FLAGS, _sampling)
 
 

@@ -86,7 +86,8 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
     _, server, _ = parsed(
         "--host", "::1", "--port", "0", "--api-key", "a", "--api-key", "b", "--drain-timeout", "2",
         "--allowed-origins", "http://one", "--allowed-origins", "http://two", "--trust-request-chat-template",
-        "--max-queue-seconds", "4", "--api-server-count", "3",
+        "--max-queue-seconds", "4", "--api-server-count", "3", "--any-model", "--alias", "a,b", "--alias", "c",
+        "--no-slots", "--props", "--chat-template", "{{ messages }}",
     )  # fmt: skip
     origins = ("http://one", "http://two")
     assert server == ServerOptions(
@@ -94,7 +95,14 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         allowed_origins=origins,
         trust_request_chat_template=True,
         api_server_count=3,
+        any_model=True,
+        aliases=("a", "b", "c"),
+        slots=False,
+        props=True,
+        chat_template="{{ messages }}",
     )
+    (tmp_path / "chat.jinja").write_text("{{ 1 }}", encoding="utf-8")
+    assert parsed("--chat-template-file", str(tmp_path / "chat.jinja"))[1].chat_template == "{{ 1 }}"
 
 
 def test_the_environment_fills_in_and_flags_come_first() -> None:

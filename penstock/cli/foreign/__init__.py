@@ -1,0 +1,1 @@
+"""Command lines of other engines: what their flags are here."""

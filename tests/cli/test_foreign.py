@@ -1,0 +1,179 @@
+"""Command lines of other engines: every flag has an answer, and every answer is true of our own flags."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from penstock.cli.foreign.serve_command import UNNEEDED
+from penstock.cli.foreign.table import ENGINES, ForeignFlag, flags_of
+from penstock.cli.main import load_command
+from penstock.cli.migrate import migrated
+from penstock.config.errors import ConfigError
+from tests.cli.conftest import Penstock
+
+FLAGS = [(engine, flag) for engine in ENGINES for flag in flags_of(engine).values()]
+
+
+def own_flags() -> dict[str, Any]:
+    command = load_command("serve")
+    context = command.make_context("serve", [], resilient_parsing=True)
+    return {
+        name: parameter
+        for parameter in command.get_params(context)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+
+
+def test_what_is_the_same_here_is_a_flag_here_and_takes_as_much() -> None:
+    ours = {**own_flags(), "--config": None, "--help": None, "-h": None}
+    for engine, flag in FLAGS:
+        if flag.word == "same":
+            assert flag.name in ours, (engine, flag)
+            if (parameter := ours[flag.name]) is not None:
+                assert bool(flag.values) != bool(getattr(parameter, "is_flag", False)), (engine, flag)
+
+
+def sample(flag: ForeignFlag) -> str:
+    if "{[]}" in flag.about:
+        return '["https://a.example"]'
+    pairs = re.search(r"{([^}]*=[^}]*)}", flag.about)
+    return pairs[1].split("=", 1)[0] if pairs else "3"
+
+
+def test_what_is_spelt_otherwise_here_is_taken_here() -> None:
+    """Every spelling is parsed by our own command."""
+    command = load_command("serve")
+    for engine, flag in FLAGS:
+        if flag.word == "as":
+            words = flag.ours(sample(flag))
+            assert words, (engine, flag)
+            if words != ["--help"]:
+                command.make_context("serve", list(words))
+
+
+def test_every_answer_says_something_and_names_flags_that_there_are() -> None:
+    ours = {*own_flags(), "--config", "--help"}
+    for engine, flag in FLAGS:
+        assert flag.word == "same" or len(flag.about) > 1, (engine, flag)
+        if flag.word in ("no", "nothing"):
+            assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", flag.about)) <= ours, (engine, flag.about)
+            assert flag.about.endswith("."), flag.about
+
+
+@pytest.mark.parametrize(
+    ("line", "ours", "said"),
+    [
+        (
+            "vllm serve Qwen/Qwen3-8B --max_model_len 8192 --served-model-name a b -tp 2 --tool-call-parser=hermes",
+            "penstock serve Qwen/Qwen3-8B --max-model-len 8192 --served-model-name a --alias b --tool-call-parser "
+            "hermes",
+            ("-tp 2 is left out. One device", "vLLM listens on every address"),
+        ),
+        (
+            "VLLM_API_KEY=k python3 -m vllm.entrypoints.openai.api_server --model m --host 0.0.0.0 -q awq --no-such 1",
+            "PENSTOCK_API_KEY=k penstock serve m --host 0.0.0.0",
+            ("-q awq is left out: the model's files say it.", "--no-such: vLLM has no such flag"),
+        ),
+        (
+            "python -m sglang.launch_server --model-path m --context-length 4096 --disable-radix-cache",
+            "penstock serve m --max-model-len 4096 --no-enable-prefix-caching --port 30000",
+            ("--context-length 4096 is --max-model-len 4096.",),
+        ),
+        (
+            "./bin/llama-server -m 'my model.gguf' -c 4096 \\\n -np 4 -ngl 99 --temp 0.7 -ctk q8_0 --api-key a,b",
+            "penstock serve 'my model.gguf' --max-model-len 4096 --max-num-seqs 4 --temp 0.7 --kv-cache-dtype int8 "
+            "--api-key a --api-key b --port 8080",
+            ("-ngl 99 is left out. --device cuda",),
+        ),
+        (
+            "MODEL_ID=a/b MAX_TOTAL_TOKENS=4096 HF_TOKEN=t text-generation-launcher --quantize bitsandbytes "
+            "--num-shard 2 "
+            "--port 80",
+            "HF_TOKEN=t penstock serve a/b --max-model-len 4096 --quantize int8 --port 80",
+            ("--quantize bitsandbytes is --quantize int8.", "--num-shard 2 is left out."),
+        ),
+        (
+            "vllm serve m --kv-cache-dtype nvfp4 --host 1.2.3.4",
+            "penstock serve m --host 1.2.3.4",
+            ("--kv-cache-dtype nvfp4 is left out: that value has no like here",),
+        ),
+        ("sglang serve --model-path m --port 1 x", "penstock serve m --port 1", ("'x' stands alone",)),
+    ],
+)
+def test_command_lines(line: str, ours: str, said: tuple[str, ...]) -> None:
+    made = migrated(line)
+    assert made.line == ours
+    for text in said:
+        assert any(text in note for note in made.notes), made.notes
+    typed = made.line.partition("penstock serve ")[2]
+    load_command("serve").make_context("serve", shlex.split(typed))
+
+
+@pytest.mark.parametrize("line", ["", "ollama serve", "vllm bench serve", "vllm serve 'm", "x" * 70_000])
+def test_what_starts_nothing_that_is_known(line: str) -> None:
+    with pytest.raises(ConfigError):
+        migrated(line)
+
+
+def test_migrate_prints_and_reads_modelfiles(penstock: Penstock, tmp_path: Path) -> None:
+    told = penstock("migrate", "vllm serve m --port 81 --swap-space 4")
+    assert told.returncode == 0
+    assert told.stdout.splitlines()[:2] == [
+        "penstock serve m --port 81",
+        "# --swap-space 4 is left out. Nothing depends on it here.",
+    ]
+    assert penstock("migrate", "rm -rf /").returncode == 1
+    file = tmp_path / "Modelfile"
+    file.write_text("FROM llama3\nPARAMETER temperature 0.1\n")
+    made = penstock("migrate", str(file)).stdout.splitlines()
+    assert made[0] == shlex.join(["penstock", "create", tmp_path.name.lower(), "-f", str(file)])
+
+
+def context_of(*words: str) -> Any:
+    return load_command("serve").make_context("serve", list(words))
+
+
+def test_flags_of_others_on_our_own_command() -> None:
+    """Underscores and several names are read, what is not needed is left out and said, the rest is answered."""
+    context = context_of(
+        "m", "--max_model_len=64", "--served-model-name", "a", "b", "c", "--swap-space", "4", "--port", "1"
+    )
+    assert (context.params["model"], context.params["max_model_len"]) == ("m", 64)
+    assert (context.params["served_model_name"], context.params["aliases"]) == ("a", ["b", "c"])
+    assert context.meta[UNNEEDED] == ["--swap-space is not needed: Nothing depends on it here."]
+    assert context_of("m", "--enable-auto-tool-choice").meta[UNNEEDED][0].startswith("--enable-auto-tool-choice is not")
+    assert context_of("m", "--chat-template", "-tp {{ x }}").params["chat_template"] == "-tp {{ x }}"
+    for words, said in (
+        (("--trust-remote-code",), "never run"),
+        (("--tensor_parallel_size", "2"), "One device"),
+        (("-tp", "2"), "One device"),
+        (("-c", "4096"), "--max-model-len"),
+        (("--context-length=4096",), "SGLang"),
+    ):
+        with pytest.raises(typer.BadParameter) as refused:
+            context_of("m", *words)
+        assert said in str(refused.value)
+
+
+def test_the_table_is_printed(penstock: Penstock) -> None:
+    told = penstock("serve", "--help-flags", "llama-server")
+    assert told.returncode == 0
+    assert re.search(r"^--ctx-size +here: --max-model-len …$", told.stdout, re.MULTILINE)
+    assert penstock("serve", "--help-flags=mlx").returncode == 2
+    assert penstock("serve", "m", "--tensor-parallel-size", "2").returncode == 2
+
+
+def test_odd_command_lines_are_read_to_their_end(penstock: Penstock) -> None:
+    assert "--max-model-len 4096" in migrated("llama-server -m x.gguf '' -c 4096 --port 9000").line
+    assert "--port 9000" in migrated("llama-server -m x.gguf '' -c 4096 --port 9000").line
+    deep = migrated("vllm serve m --allowed-origins '" + "[" * 60_000 + "'")
+    assert any("--allowed-origins" in note for note in deep.notes)
+    long = penstock("migrate", "llama-server -m x.gguf " + "--ctx-size 4096 --jinja " * 14)
+    assert long.returncode == 0, long.stderr
+    assert long.stdout.startswith("penstock serve x.gguf")
