@@ -17,10 +17,19 @@ ACCOUNT: Final = "penstock.account"
 """Key of a request's account in its ASGI scope."""
 OPERATIONS: Final = MappingProxyType(
     {
-        **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"), "chat"),
-        **dict.fromkeys(("/v1/completions", "/api/generate"), "text_completion"),
-        **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings", "/v2/embed", "/pooling"), "embeddings"),
-        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"), "rerank"),
+        **dict.fromkeys(
+            ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/chat/completions"), "chat"
+        ),
+        **dict.fromkeys(
+            ("/v1/completions", "/api/generate", "/completion", "/completions", "/infill"), "text_completion"
+        ),
+        **dict.fromkeys(
+            ("/v1/embeddings", "/api/embed", "/api/embeddings", "/v2/embed", "/pooling", "/embedding", "/embeddings"),
+            "embeddings",
+        ),
+        **dict.fromkeys(
+            ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking", "/score", "/v1/score"), "rerank"
+        ),
         **dict.fromkeys(("/classify", "/v1/classify"), "classify"),
     }
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ from penstock.server.prompts import check_shared
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
 
+_NEVER_S = 1e9  # that a stream may be silent
 _KEEPALIVE = b": keep-alive\n\n"
 _OPENED_TOGETHER = 4  # of many prompts, so that others get their turn between
 
@@ -48,7 +50,9 @@ _OPENED_TOGETHER = 4  # of many prompts, so that others get their turn between
 class GenerationError(HttpError):
     """A sequence failed after admission: 400 where the request would always fail, which no client should retry."""
 
-    def __init__(self, message: str | None) -> None:
+    def __init__(self, message: str | None, *, cancelled: bool = False) -> None:
+        """`cancelled`: somebody ended it."""
+        self.cancelled = cancelled
         code = CLIENT_FAILURES.get(message or "")
         message = message or "The generation was ended before it was complete."
         super().__init__(500 if code is None else 400, message, code=code or "generation_failed")
@@ -63,8 +67,8 @@ async def _start(
 
 
 @dataclass(slots=True)
-class _Timing:
-    """One sequence's clock."""
+class Clock:
+    """One sequence's times: of its first token and of the last so far, and how many it has."""
 
     first: float = 0.0
     last: float = 0.0
@@ -80,10 +84,13 @@ class ActiveCall:
     metrics: ModelMetrics
     started: float
     account: RequestAccount | None = None
-    _timings: dict[tuple[int, int], _Timing] = field(default_factory=dict)
+    _clocks: list[defaultdict[int, Clock]] = field(init=False)  # of each prompt, by the number of its sequence
     _tasks: list[asyncio.Future[None]] = field(default_factory=list)
     _ended: int = 0
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._clocks = [defaultdict(Clock) for _ in self.generations]
 
     @classmethod
     async def open(
@@ -138,15 +145,51 @@ class ActiveCall:
     def cached_tokens(self) -> int:
         return sum(generation.cached_tokens for generation in self.generations)
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+    def timings(self, prompt: int | None = None, sequence: int = 0) -> dict[str, Any]:
+        """Tokens and milliseconds so far, of one sequence or (no `prompt`) of all, as llama-server tells them.
+
+        The prompt's time ends with the first token; tokens from the prefix cache are counted apart.
+        """
+        if prompt is None:
+            clocks = self._spoken()
+        elif (clock := self._clocks[prompt].get(sequence)) is not None:
+            clocks = [clock]
+        else:
+            clocks = _spoken(self._clocks[prompt])
+        of = self.generations if prompt is None else [self.generations[prompt]]
+        cached = sum(generation.cached_tokens for generation in of)
+        computed = sum(len(generation.prompt_ids) for generation in of) - cached
+        queued = min((generation.queue_seconds or 0.0 for generation in of), default=0.0)
+        first = min((clock.first for clock in clocks), default=self.started)
+        last = max((clock.last for clock in clocks), default=first)
+        return {
+            "cache_n": cached,
+            **_pace("prompt", computed, first - self.started - queued),
+            **_pace("predicted", sum(clock.tokens for clock in clocks), last - first),
+        }
+
+    def _spoken(self) -> list[Clock]:
+        """Of all sequences that have tokens."""
+        return [clock for clocks in self._clocks for clock in _spoken(clocks)]
+
+    def prompt_progress(self, prompt: int) -> dict[str, Any]:
+        """How much of a prompt is computed, as llama-server tells it; at the first delta all of it is."""
+        generation, ms = self.generations[prompt], self.timings(prompt)["prompt_ms"]
+        total = len(generation.prompt_ids)
+        return {"total": total, "cache": generation.cached_tokens, "processed": total, "time_ms": int(ms)}
+
+    async def deltas(self, *, cancelled: bool = False) -> AsyncIterator[tuple[int, Delta]]:
         """(number of the prompt, delta) as they arrive.
+
+        Args:
+            cancelled: a cancelled sequence ends by such a delta and the others go on; otherwise it is an error.
 
         Raises:
             GenerationError: a sequence failed.
         """
         if len(self.generations) == 1:
             async for delta in self.generations[0]:
-                self._observe(0, delta)
+                self._observe(0, delta, cancelled=cancelled)
                 yield 0, delta
             return
         buffer: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue(limits.READ_AHEAD_EVENTS)
@@ -159,28 +202,30 @@ class ActiveCall:
             elif isinstance(item, BaseException):
                 raise item
             else:
-                self._observe(*item)
+                self._observe(*item, cancelled=cancelled)
                 yield item
 
-    def _observe(self, index: int, delta: Delta) -> None:
+    def _observe(self, index: int, delta: Delta, *, cancelled: bool) -> None:
         now, metrics = time.monotonic(), self.metrics
-        timing = self._timings.setdefault((index, delta.index), _Timing())
+        clock = self._clocks[index][delta.index]
         if delta.token_ids:
-            if timing.tokens:
-                metrics.inter_token.observe(now - timing.last)
+            if clock.tokens:
+                metrics.inter_token.observe(now - clock.last)
             else:
                 metrics.first_token.observe(now - self.started)
-                timing.first = now
-            timing.last = now
-            timing.tokens += len(delta.token_ids)
+                clock.first = now
+            clock.last = now
+            clock.tokens += len(delta.token_ids)
         if delta.finish_reason is None:
             return
         self._ended += 1
         self._count_end(delta.finish_reason)
+        if delta.finish_reason is FinishReason.CANCELLED and cancelled:
+            return
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-            raise GenerationError(delta.error)
-        if timing.tokens > 1:
-            metrics.per_token.observe((timing.last - timing.first) / (timing.tokens - 1))
+            raise GenerationError(delta.error, cancelled=delta.finish_reason is FinishReason.CANCELLED)
+        if clock.tokens > 1:
+            metrics.per_token.observe((clock.last - clock.first) / (clock.tokens - 1))
 
     async def __aenter__(self) -> ActiveCall:
         return self
@@ -198,18 +243,17 @@ class ActiveCall:
             await generation.aclose()
         for _ in range(sum(request.sampling.n for request in self.requests) - self._ended):
             self._count_end(FinishReason.CANCELLED)
-        if self._timings:
+        if any(self._clocks):
             self.metrics.request.observe(time.monotonic() - self.started)
         for index, (request, generation) in enumerate(zip(self.requests, self.generations, strict=True)):
-            generated = sum(timing.tokens for (prompt, _), timing in self._timings.items() if prompt == index)
+            spoken = _spoken(self._clocks[index])
             self.metrics.request_prompt.observe(len(generation.prompt_ids))
-            self.metrics.request_generation.observe(generated)
+            self.metrics.request_generation.observe(sum(clock.tokens for clock in spoken))
             self.metrics.params_n.observe(request.sampling.n)
             if request.sampling.max_tokens is not None:
                 self.metrics.params_max_tokens.observe(request.sampling.max_tokens)
-            spoken = [timing for (prompt, _), timing in self._timings.items() if prompt == index and timing.tokens]
             if generation.queue_seconds is not None and spoken:
-                first, last = min(timing.first for timing in spoken), max(timing.last for timing in spoken)
+                first, last = min(clock.first for clock in spoken), max(clock.last for clock in spoken)
                 self.metrics.phases(generation.queue_seconds, first - self.started, last - self.started)
         if self.account is not None:
             self._write_down(self.account)
@@ -222,14 +266,29 @@ class ActiveCall:
     def _write_down(self, account: RequestAccount) -> None:
         """What the call cost."""
         account.prompt_tokens, account.cached_tokens = self.prompt_tokens, self.cached_tokens
-        account.output_tokens = sum(timing.tokens for timing in self._timings.values())
+        spoken = self._spoken()
+        account.output_tokens = sum(clock.tokens for clock in spoken)
         queued = [each.queue_seconds for each in self.generations if each.queue_seconds is not None]
-        spoken = [timing for timing in self._timings.values() if timing.tokens]
         if queued:
             account.queued = min(queued) + self.started - account.started
         if spoken:
-            account.first_token = min(timing.first for timing in spoken) - account.started
-            account.last_token = max(timing.last for timing in spoken) - account.started
+            account.first_token = min(clock.first for clock in spoken) - account.started
+            account.last_token = max(clock.last for clock in spoken) - account.started
+
+
+def _spoken(clocks: Mapping[int, Clock]) -> list[Clock]:
+    """Of sequences that have tokens."""
+    return [clock for clock in clocks.values() if clock.tokens]
+
+
+def _pace(of: str, tokens: int, seconds: float) -> dict[str, Any]:
+    """So many tokens in such a time, which is told in ms; 0 where it cannot be divided."""
+    seconds = max(seconds, 0.0)
+    each = {
+        f"{of}_per_token_ms": seconds * 1000 / tokens if tokens else 0.0,
+        f"{of}_per_second": tokens / seconds if seconds else 0.0,
+    }
+    return {f"{of}_n": tokens, f"{of}_ms": seconds * 1000, **each}
 
 
 async def _forward(
@@ -290,9 +349,9 @@ async def complete(
 class EventStream(Response):
     """Server-sent events, or lines, written as they come, several in a piece when they come faster than they are sent.
 
-    Sends `keepalive` when nothing happened for `limits.SSE_KEEPALIVE_S`; ends with what `failed` makes of the error
-    when the generation fails or the server aborts; cancels the generation when the client leaves, or reads nothing for
-    `limits.STREAM_STALL_TIMEOUT_S`.
+    Sends `keepalive` when nothing happened for `keepalive_s` seconds (`limits.SSE_KEEPALIVE_S` unless told); ends with
+    what `failed` makes of the error when the generation fails or the server aborts; cancels the generation when the
+    client leaves, or reads nothing for `limits.STREAM_STALL_TIMEOUT_S`.
     """
 
     def __init__(
@@ -303,6 +362,7 @@ class EventStream(Response):
         *,
         failed: Callable[[BaseException], bytes] | None = None,
         keepalive: bytes = _KEEPALIVE,
+        keepalive_s: float | None = None,
         media_type: str = "text/event-stream",
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type)
@@ -310,7 +370,9 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._lifecycle = lifecycle
-        self._failed, self._keepalive = failed or error_event, keepalive
+        self._failed = failed or error_event
+        self._keepalive = keepalive
+        self._keepalive_s = limits.SSE_KEEPALIVE_S if keepalive_s is None else keepalive_s
         self._buffer: asyncio.Queue[bytes | None] = asyncio.Queue(limits.READ_AHEAD_EVENTS)
         self._account: RequestAccount | None = None
 
@@ -359,7 +421,7 @@ class EventStream(Response):
         while more:
             pieces: list[bytes | None]
             try:
-                async with patience(limits.SSE_KEEPALIVE_S):
+                async with patience(self._keepalive_s):
                     pieces = [await self._buffer.get()]
             except TimeoutError:
                 pieces = [self._keepalive]
@@ -378,6 +440,11 @@ async def _send_within(scope: Scope, send: Send, body: bytes, *, more: bool) -> 
     except TimeoutError:
         scope.get("extensions", {}).get(ABORT, {}).get("call", lambda: None)()
         raise ClientGone from None
+
+
+def ping_s(interval: int | None) -> float | None:
+    """Seconds of silence before a stream sends a comment, by llama-server's field: -1 for none, 0 or null ours."""
+    return _NEVER_S if interval == -1 else interval or None
 
 
 def event(body: object, name: str = "") -> bytes:

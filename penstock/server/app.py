@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel
@@ -20,7 +20,8 @@ from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.config.errors import format_value
 from penstock.config.options import ServerOptions
 from penstock.engine.api import EngineState
-from penstock.host.host import Host
+from penstock.engine.frontend import Frontend
+from penstock.host.model_host import ModelHost
 from penstock.host.shelf import open_shelf
 from penstock.server import document
 from penstock.server.account import account_of
@@ -29,7 +30,16 @@ from penstock.server.context import ModelContext, ServedModels, ServerContext
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
+from penstock.server.dialects.conversations.routes import conversations_router
+from penstock.server.dialects.conversations.schema import CONVERSATION_BODIES
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
+from penstock.server.dialects.kobold.routes import kobold_router
+from penstock.server.dialects.kobold.schema import KOBOLD_BODIES
+from penstock.server.dialects.kserve.routes import kserve_router
+from penstock.server.dialects.kserve.schema import KSERVE_BODIES
+from penstock.server.dialects.llama_embeddings import LlamaEmbeddingBody, llama_embeddings_router
+from penstock.server.dialects.llama_server.routes import llama_server_router
+from penstock.server.dialects.llama_server.schema import LLAMA_BODIES
 from penstock.server.dialects.management import MANAGEMENT_BODIES, management_router
 from penstock.server.dialects.models import models_router
 from penstock.server.dialects.ollama.models.about import called
@@ -39,35 +49,41 @@ from penstock.server.dialects.ollama.schema import OLLAMA_BODIES
 from penstock.server.dialects.openai.routes import openai_router
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.render import render_router
-from penstock.server.dialects.rerank import RerankBody, ScoreBody, rerank_router
+from penstock.server.dialects.rerank import RerankBody, ScoreBody, TextsRerankBody, rerank_router
 from penstock.server.dialects.responses.routes import responses_router
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.service.responses import Responses
-from penstock.server.dialects.responses.service.store import ResponseStore
-from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
+from penstock.server.dialects.sagemaker import sagemaker_router
+from penstock.server.dialects.sglang.routes import sglang_router
+from penstock.server.dialects.sglang.schema import SGLANG_BODIES
+from penstock.server.dialects.stored_chats import ChatUpdateBody, StoredChats, stored_chats_router
+from penstock.server.dialects.tgi.routes import tgi_router
+from penstock.server.dialects.tgi.schema import TGI_BODIES
+from penstock.server.dialects.tokenize import DetokenizeBody, LlamaTokenizeBody, TokenizeBody, tokenize_router
+from penstock.server.dialects.vllm.routes import vllm_router
+from penstock.server.dialects.vllm.schema import VLLM_BODIES
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
-from penstock.server.errors import HttpError, error_response
+from penstock.server.errors import HttpError, error_response, not_ready
 from penstock.server.hooks import HookMiddleware, load_hook
 from penstock.server.hosted_models import HostedModels
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput
 from penstock.server.middleware import RequestMiddleware
+from penstock.server.not_here import not_here_router
 from penstock.server.one_model import OneModel
-from penstock.server.reports import RequestReports
+from penstock.server.reports import RequestReports, newest
 from penstock.server.siblings import Siblings
+from penstock.server.store import ResponseStore
 from penstock.server.traces import RequestTraces
 from penstock.server.web.routes import web_router
-
-if TYPE_CHECKING:
-    from penstock.engine.frontend import Frontend
 
 _ANY_CALL: Final[Any] = {"allow_origin_regex": LOCAL_ORIGINS, "allow_methods": ["*"], "allow_headers": ["*"]}
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(
-    served: Frontend | Host,
+    served: Frontend | ModelHost,
     options: ServerOptions,
     lifecycle: Lifecycle | None = None,
     *,
@@ -89,7 +105,7 @@ def create_app(
     metrics = Metrics()
     reports = _reports(options)
     models = _models(served, options, lifecycle, metrics)
-    context = ServerContext(models, lifecycle, metrics, options.trust_request_chat_template, siblings)
+    context = _context(models, options, lifecycle, metrics, siblings)
     responses = Responses(context, ResponseStore(options.responses_store, shared=siblings is not None), reports)
     admins, hosts = AdminKeys(options.admin_keys), HostRule(options.host)
     keys = ApiKeys((*options.api_keys, *options.admin_keys) if options.api_keys else ())
@@ -107,7 +123,7 @@ def create_app(
     )
     _include(app, context, _routers(context, responses, admins, options), admins, options)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.include_router(_requests_router(reports, admins), tags=["Operation"])
+    app.include_router(_requests_router(reports, admins, siblings), tags=["Operation"])
     _add_hooks(app, options)
     check_room = models.check_room
     app.add_middleware(
@@ -127,6 +143,14 @@ def create_app(
     return app
 
 
+def _context(
+    models: ServedModels, options: ServerOptions, lifecycle: Lifecycle, metrics: Metrics, siblings: Siblings | None
+) -> ServerContext:
+    trust = options.trust_request_chat_template
+    told = {"shows_slots": options.slots, "changes_props": options.props}
+    return ServerContext(models, lifecycle, metrics, trust, siblings, **told)
+
+
 def _reports(options: ServerOptions) -> RequestReports:
     traces = None if options.otlp_traces_endpoint is None else RequestTraces(options.otlp_traces_endpoint)
     return RequestReports(log=options.log_requests, traces=traces)
@@ -144,7 +168,7 @@ async def _lifespan(context: ServerContext, responses: Responses, reports: Reque
     siblings = context.siblings
     log = asyncio.ensure_future(log_throughput(context.models.engines if siblings is None or siblings.first else dict))
     if siblings is not None:
-        siblings.answer(context.own_figures)
+        siblings.answer(context.own_figures, reports.recent)
     yield
     log.cancel()
     await asyncio.gather(log, return_exceptions=True)
@@ -168,16 +192,33 @@ def _describe(app: FastAPI, context: ServerContext, bodies: tuple[type[BaseModel
 
 def _bodies() -> tuple[type[BaseModel], ...]:
     """What requests to the dialects are made of."""
-    pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, ScoreBody)
-    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody)
-    return (*openai, *pooling, *ANTHROPIC_BODIES, *OLLAMA_BODIES)
+    pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, TextsRerankBody, ScoreBody)
+    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, LlamaTokenizeBody, DetokenizeBody)
+    return (
+        *openai,
+        *CONVERSATION_BODIES,
+        ChatUpdateBody,
+        *pooling,
+        *ANTHROPIC_BODIES,
+        *OLLAMA_BODIES,
+        *LLAMA_BODIES,
+        LlamaEmbeddingBody,
+        *TGI_BODIES,
+        *SGLANG_BODIES,
+        *KSERVE_BODIES,
+        *KOBOLD_BODIES,
+        *VLLM_BODIES,
+    )
 
 
-def _models(served: Frontend | Host, options: ServerOptions, lifecycle: Lifecycle, metrics: Metrics) -> ServedModels:
+def _models(
+    served: Frontend | ModelHost, options: ServerOptions, lifecycle: Lifecycle, metrics: Metrics
+) -> ServedModels:
     trust = options.trust_request_chat_template
-    if isinstance(served, Host):
-        return HostedModels(served, lifecycle, metrics, trust_template=trust)
-    return OneModel(ModelContext(served, lifecycle, metrics.model(served.served_name), trust))
+    if isinstance(served, Frontend):
+        model = ModelContext(served, lifecycle, metrics.model(served.served_name), trust)
+        return OneModel(model, options.aliases, any_name=options.any_model)
+    return HostedModels(served, lifecycle, metrics, trust_template=trust)
 
 
 def _facts(context: ServerContext) -> document.ServedModelFacts:
@@ -189,8 +230,8 @@ def _facts(context: ServerContext) -> document.ServedModelFacts:
     text = model.frontend.text
     named = sorted(text.template.sources) if text.template else []
     return document.ServedModelFacts(
-        names=(model.model,),
-        called=called(model.model),
+        names=tuple(names),
+        called=tuple(other for name in names for other in called(name)),
         vocab_size=text.vocab_size,
         templates=None if context.trust_request_chat_template else tuple(named),
         dimensions=text.pooling.size,
@@ -219,11 +260,24 @@ def _routers(
     context: ServerContext, responses: Responses, admins: AdminKeys, options: ServerOptions
 ) -> Mapping[str, Sequence[APIRouter]]:
     """Those of the dialects, by the groups they are described in."""
+    chats = StoredChats(responses.store)
     return {
-        "OpenAI: chats and completions": (openai_router(context), models_router(context)),
-        "OpenAI: responses": (responses_router(responses),),
+        "OpenAI: chats and completions": (
+            openai_router(context, chats),
+            stored_chats_router(chats),
+            models_router(context),
+        ),
+        "OpenAI: responses": (responses_router(responses), conversations_router(responses.conversations)),
         "Anthropic": (anthropic_router(context),),
         "Ollama": (ollama_router(context, admins, page=options.page),),
+        "vLLM": (vllm_router(context),),
+        "llama-server": (llama_server_router(context), llama_embeddings_router(context)),
+        "TGI": (tgi_router(context),),
+        "SGLang": (sglang_router(context),),
+        "KServe and Triton": (kserve_router(context),),
+        "Kobold": (kobold_router(context),),
+        "SageMaker": (sagemaker_router(context),),
+        "Not here": (not_here_router(),),
         "Embeddings and ranking": (embeddings_router(context), cohere_router(context), rerank_router(context)),
         "Tokens and templates": (tokenize_router(context), render_router(responses)),
     }
@@ -254,7 +308,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
-def _requests_router(reports: RequestReports, admins: AdminKeys) -> APIRouter:
+def _requests_router(reports: RequestReports, admins: AdminKeys, siblings: Siblings | None) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -262,7 +316,8 @@ def _requests_router(reports: RequestReports, admins: AdminKeys) -> APIRouter:
     )
     async def requests(request: Request) -> Response:
         owner = None if admins.holds_one(request.headers) else account_of(request).owner
-        return json_response({"now": time.time(), "requests": reports.recent(owner)})
+        known = [reports.recent(owner)] if siblings is None else await siblings.requests(owner)
+        return json_response({"now": time.time(), "requests": newest(known)})
 
     return router
 
@@ -284,9 +339,16 @@ def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:
         ready = state() == EngineState.READY.value
         return json_response({"status": state()}, 200 if ready else 503, {} if ready else {"Retry-After": "1"})
 
-    @router.get("/health", summary="As /readyz, without a body")
     async def health() -> Response:
-        return Response(status_code=200 if state() == EngineState.READY.value else 503)
+        if state() != EngineState.READY.value:
+            loading = state() == EngineState.STARTING.value
+            raise not_ready("Loading model" if loading else f"The server is {state()}.", "not_ready")
+        return json_response({"status": "ok"})
+
+    for path in ("/health", "/v1/health"):
+        router.get(path, summary="As /readyz, for llama-server's clients", openapi_extra=gives("application/json"))(
+            health
+        )
 
     @router.get("/version", summary="The version of this server", openapi_extra=gives("application/json"))
     async def version() -> Response:

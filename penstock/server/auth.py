@@ -16,11 +16,13 @@ from penstock.config.errors import ConfigError, format_value
 from penstock.config.options import ServerOptions
 from penstock.server.errors import HttpError
 
-NO_ORIGIN = "none"
+NO_ORIGIN, LOCALHOST = "none", "localhost"
 OWNER = "penstock.owner"
 """Where an ASGI scope tells whose request it is; see `owner_of`."""
 _MAX_PORT = 65535
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health", "/", "/docs"})
+PUBLIC_PATHS = frozenset(
+    {"/livez", "/readyz", "/health", "/v1/health", "/ping", "/v2/health/live", "/v2/health/ready", "/", "/docs"}
+)
 _PUBLIC_FILES = "/web/"  # of the page, which are the same everywhere; it asks for the key itself
 _PORT = r"(?::(?P<port>[0-9]{1,5}))?"
 _HOST = re.compile(rf"(?:\[(?P<v6>[0-9A-Fa-f:.]{{2,45}})\]|(?P<name>[A-Za-z0-9._-]{{1,253}})){_PORT}")
@@ -42,9 +44,10 @@ class ApiKeys:
             raise ConfigError("An API key is empty or has spaces around it; give a printable one, or leave it out.")
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
-    def check(self, path: str, headers: Headers) -> None:
+    def check(self, path: str, headers: Headers, method: str = "GET") -> None:
         """Raises HttpError 401 unless the routed path is public, no keys are set, or the request carries one."""
-        if not self._digests or path in PUBLIC_PATHS or path.startswith(_PUBLIC_FILES):
+        public = path in PUBLIC_PATHS and method != "POST"  # what is sent to / is TGI's, and costs work
+        if not self._digests or public or path.startswith(_PUBLIC_FILES):
             return
         presented = _presented(headers)
         digest = _digest(presented.encode("latin-1"))  # the bytes that were sent
@@ -150,10 +153,11 @@ def check_origins(origins: Iterable[str]) -> None:
     for origin in () if origins == (NO_ORIGIN,) else origins:
         match = _ORIGIN.fullmatch(origin)
         port = int(match["port"] or -1) if match else -1
-        if origin == "*" or (match and port <= _MAX_PORT and port != _PORTS.get(origin.partition(":")[0], 0)):
+        own_port = port == _PORTS.get(origin.partition(":")[0], 0)
+        if origin in ("*", LOCALHOST) or (match and port <= _MAX_PORT and not own_port):
             continue
         raise ConfigError(
             f"--allowed-origins has {origin!r}, which no browser sends; allowed: scheme://host[:port], in small "
             "letters, without a path or the scheme's own port (https://app.example, http://localhost:3000); "
-            "* for all; or none, alone, for not even those of this machine."
+            "* for all; localhost for those of this machine, which may call anyway; or none, alone, for not even those."
         )

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -14,9 +14,11 @@ from starlette.types import Message, Receive
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, format_value
+from penstock.server.differences import DIFFERENCES, without_differences
 from penstock.server.errors import HttpError
 from penstock.server.patience import patience
 from penstock.server.refusals import refusal
+from penstock.server.spoken import SPOKEN, Dialect
 from penstock.server.strict_json import parse_json
 
 UPLOADS = "/api/blobs/"
@@ -125,32 +127,64 @@ async def read_body(request: Request, model: type[_Model], *, any_type: bool = F
         RequestError: not UTF-8, not JSON, not an object, nested too deeply, with values JSON does not have, or with a
             field the schema does not allow.
     """
-    _check_type(request, any_type)
+    check_type(request, any_type=any_type)
     raw = await request.body()
 
     def read() -> _Model:
         data = parse_json(raw)
-        return validate(model, {name: data[name] for name in model.model_fields if name in data} if passing else data)
+        if passing:
+            data = {name: data[name] for name in model.model_fields if name in data}
+        return validate(model, data)
 
     return await translated(request, read)
 
 
-async def translated(request: Request, work: Callable[..., _Made], *args: Any) -> _Made:
-    """What `work` makes of these and a request's body; beside the event loop if that is large.
+class Marked(NamedTuple):
+    """A body that is told by a field which no other body of its route has; and its dialect, if not its path's."""
+
+    mark: str
+    model: type[BaseModel]
+    dialect: Dialect | None = None
+
+
+async def read_either(request: Request, usual: type[BaseModel], *others: Marked) -> Any:
+    """As `read_body`, of a route that several dialects have: an other body where there is its mark, else the usual."""
+    check_type(request)
+    raw = await request.body()
+
+    def read() -> BaseModel:
+        data = parse_json(raw)
+        for mark, model, dialect in others:
+            if mark in data:
+                if dialect is not None:
+                    request.scope[SPOKEN] = dialect
+                return validate(model, data)
+        return validate(usual, data)
+
+    return await translated(request, read)
+
+
+async def translated(request: Request, work: Callable[..., _Made], *args: Any, besides: int = 0) -> _Made:
+    """What `work` makes of these and a request's body; beside the event loop if that, or what is `besides`, is large.
 
     One such work is done at a time: it needs the interpreter's lock, for which the event loop would have to wait as
     many turns as there are others.
     """
-    if len(await request.body()) <= _INLINE_BYTES:
+    if len(await request.body()) + besides <= _INLINE_BYTES:
         return work(*args)
     async with request.scope[TURN]:
         return await asyncio.to_thread(work, *args)
 
 
-def _check_type(request: Request, any_type: bool) -> None:
+def check_type(request: Request, *, any_type: bool = False, allowed: tuple[str, ...] = ("application/json",)) -> None:
+    """That a body is of a content type that a foreign page cannot send unasked, in UTF-8, and not compressed.
+
+    Raises:
+        HttpError: 415.
+    """
     kind, _, options = request.headers.get("content-type", "").partition(";")
-    if not any_type and kind.strip().lower() != "application/json":
-        message = f"Content-Type is {format_value(kind.strip())}; allowed: application/json."
+    if not any_type and kind.strip().lower() not in allowed:
+        message = f"Content-Type is {format_value(kind.strip())}; allowed: {', '.join(allowed)}."
         raise HttpError(415, message, code="unsupported_media_type")
     charset = re.search(r'charset\s*=\s*"?([^\s";]+)', options, re.IGNORECASE)
     if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
@@ -163,15 +197,17 @@ def _check_type(request: Request, any_type: bool) -> None:
 
 
 def validate(model: type[_Model], data: dict[str, Any]) -> _Model:
-    """Checks a body against its schema.
+    """Checks a body against its schema, after taking out the fields that do nothing here.
 
     Raises:
         RequestError: naming the first offending field, its value and what is allowed.
     """
+    data = without_differences(model.__name__, data)
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise refusal(error, data, list(model.model_fields)) from None
+        known = [*model.model_fields, *DIFFERENCES.get(model.__name__, ())]
+        raise refusal(error, data, known) from None
 
 
 def _is_list(annotation: Any) -> bool:

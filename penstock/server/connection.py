@@ -11,7 +11,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from penstock.config import limits
 from penstock.server.body import most_bytes
 from penstock.server.encoding import encode_json
-from penstock.server.errors import error_object
+from penstock.server.error_shapes import error_object
 from penstock.server.framing import (
     Chunks,
     Refused,

@@ -23,7 +23,7 @@ from penstock.server.siblings import Siblings
 if TYPE_CHECKING:
     from penstock.engine.api import EngineClient
     from penstock.engine.frontend import Frontend
-    from penstock.host.host import Host, KeepAlive, Lease
+    from penstock.host.model_host import KeepAlive, Lease, ModelHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ServedModels(Protocol):
         """Whether requests are taken."""
 
     @property
-    def host(self) -> Host | None:
+    def host(self) -> ModelHost | None:
         """The host of many models; None where there is one."""
 
     def names(self) -> Sequence[str]:
@@ -134,6 +134,8 @@ class ServerContext:
     metrics: Metrics
     trust_request_chat_template: bool = False
     siblings: Siblings | None = None
+    shows_slots: bool = True
+    changes_props: bool = False
 
     async def model(
         self, request: Request, name: str | None, keep_alive: KeepAlive | None = None, *, events: bool | None = False
@@ -169,22 +171,29 @@ class ServerContext:
         if self.siblings is not None:
             return await self._of_all(self.siblings)
         host = self.models.host
-        budget = None if host is None else host.budget.total
+        budget = None if host is None else host.memory
         return await asyncio.to_thread(self.metrics.render, await self.figures(), budget)
 
     async def own_figures(self) -> bytes:
-        """The metrics that are this process's own, of several over one engine: what the engine tells is 0 in them."""
-        own = EngineStats() if self.siblings is None else self.siblings.own()
-        return await asyncio.to_thread(self.metrics.render, {name: EngineFigures(own) for name in self.models.names()})
+        """The metrics that are this process's own, of several over the same engines: what those tell is 0 in them."""
+        own = {} if self.siblings is None else self.siblings.own()
+        figures = {name: EngineFigures(stats) for name, stats in own.items()}
+        return await asyncio.to_thread(self.metrics.render, figures)
 
     async def _of_all(self, siblings: Siblings) -> bytes:
         told = await siblings.figures()
-        of_engine = Metrics()  # nothing but what the engine tells
+        host, engines = self.models.host, self.models.engines()
+        of_engines = Metrics()  # nothing but what engines and the host tell
         figures = {}
-        for model in self.models.all():
-            of_engine.model(model.model)
-            figures[model.model] = EngineFigures(told.stats, _cache(model.frontend.client))
-        return await asyncio.to_thread(lambda: summed([of_engine.render(figures), told.counted]))
+        for name, stats in told.stats.items():
+            of_engines.model(name)
+            cache = _cache(engines[name]) if name in engines else {}
+            figures[name] = EngineFigures(stats, cache)
+        for entry in () if host is None else host.entries():
+            known = figures.get(entry.name, EngineFigures())
+            figures[entry.name] = replace(known, memory=entry.planned, loads=entry.loads)
+        budget = None if host is None else host.memory
+        return await asyncio.to_thread(lambda: summed([of_engines.render(figures, budget), told.counted]))
 
 
 async def _figures(engine: EngineClient) -> EngineFigures:

@@ -12,14 +12,16 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from penstock.server.errors import Dialect, dialect_of
+from penstock.server.differences import DIFFERENCES, Difference
 from penstock.server.meanings import meaning
+from penstock.server.paths import FORMS
 from penstock.server.shapes import TOKEN_ID_BOUND
+from penstock.server.spoken import ALSO, Dialect, dialect_of
 
 EVENTS = "text/event-stream"
 _DIMENSIONS = ("dimensions", "output_dimension")
 _REF = "#/components/schemas/{model}"
-_STATUSES: Mapping[str, str] = {
+_STATUSES: dict[str, str] = {
     "400": "The request is not acceptable; `error.param` names the field. Beyond what the schema says: fields that "
     "only go together or contradict each other, prompts longer than the context, grammars, schemas and patterns that "
     "cannot be followed, messages that the model's template refuses, and what the model cannot do.",
@@ -38,6 +40,13 @@ _STATUSES: Mapping[str, str] = {
 }
 
 
+_TGI_STATUSES: dict[str, str] = {
+    "422": "The request is not acceptable, as 400 elsewhere.",
+    "424": "The generation failed.",
+    "429": "Overloaded; see Retry-After.",
+}
+
+
 class ErrorDetail(BaseModel):
     """What went wrong."""
 
@@ -48,7 +57,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every error but those of the Anthropic and Ollama dialects."""
+    """The body of every error but those of dialects that have their own below."""
 
     error: ErrorDetail
 
@@ -70,20 +79,85 @@ class AnthropicErrorBody(BaseModel):
 
 
 class OllamaErrorBody(BaseModel):
-    """The body of errors in Ollama's API."""
+    """The body of errors in the APIs of Ollama and KServe."""
 
     error: str
 
 
+class LlamaServerErrorDetail(BaseModel):
+    """What went wrong, in llama-server's API: the status as a number."""
+
+    code: int
+    message: str
+    type: str
+
+
+class LlamaServerErrorBody(BaseModel):
+    """The body of errors in llama-server's API."""
+
+    error: LlamaServerErrorDetail
+
+
+class TgiErrorBody(BaseModel):
+    """The body of errors in TGI's API."""
+
+    error: str
+    error_type: str
+
+
+class SglangErrorDetail(BaseModel):
+    """What went wrong, in SGLang's API: the status as a number."""
+
+    message: str
+    type: str
+    code: int
+    retryable: bool
+
+
+class SglangErrorBody(BaseModel):
+    """The body of errors in SGLang's API."""
+
+    error: SglangErrorDetail
+
+
+class KoboldErrorDetail(BaseModel):
+    """What went wrong, in KoboldCpp's API."""
+
+    msg: str
+    type: str
+
+
+class KoboldErrorBody(BaseModel):
+    """The body of errors in KoboldCpp's API."""
+
+    detail: KoboldErrorDetail
+
+
 _ERRORS: Mapping[Dialect, type[BaseModel]] = MappingProxyType(
-    {Dialect.OPENAI: ErrorBody, Dialect.ANTHROPIC: AnthropicErrorBody, Dialect.OLLAMA: OllamaErrorBody}
+    {
+        Dialect.OPENAI: ErrorBody,
+        Dialect.ANTHROPIC: AnthropicErrorBody,
+        Dialect.OLLAMA: OllamaErrorBody,
+        Dialect.LLAMA_SERVER: LlamaServerErrorBody,
+        Dialect.TGI: TgiErrorBody,
+        Dialect.SGLANG: SglangErrorBody,
+        Dialect.KSERVE: OllamaErrorBody,
+        Dialect.KOBOLD: KoboldErrorBody,
+    }
 )
 
 
-def takes(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
-    """FastAPI's `openapi_extra` of a route that parses its own body of this shape, and what it answers with."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+def takes(model: type[BaseModel], *media_types: str, others: Sequence[type[BaseModel]] = ()) -> dict[str, Any]:
+    """FastAPI's `openapi_extra` of a route that parses its own body, of this shape or another, and what it gives."""
+    schema = _one_of(model, *others)
+    content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}, **gives("application/json", *media_types)}
+
+
+def _one_of(*models: type[BaseModel]) -> dict[str, Any]:
+    """The schema of what has one of these shapes."""
+    schemas = [{"$ref": _REF.format(model=model.__name__)} for model in models]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def asks(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
@@ -139,28 +213,39 @@ def openapi(
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas["$defs"])
     for model in models:
-        _tell(schemas["$defs"][model.__name__], facts, ".ollama." in model.__module__)
+        schema = components["schemas"][model.__name__]
+        _tell(schema, facts, ".ollama." in model.__module__)
+        for field, difference in DIFFERENCES.get(model.__name__, {}).items():
+            schema["properties"][field] = _harmless(difference)
     for name, schema in components["schemas"].items():
         for field, about in schema.get("properties", {}).items():
             if (told := meaning(name, field)) is not None:
                 about["description"] = told
     _bound(components["schemas"], TOKEN_ID_BOUND if facts.vocab_size is None else facts.vocab_size)
     for path, operations in document["paths"].items():
-        failure = {"application/json": {"schema": {"$ref": _REF.format(model=_ERRORS[dialect_of(path)].__name__)}}}
-        for operation in operations.values():
+        for method, operation in operations.items():
+            spoken = (dialect_of(path, method.upper()), *ALSO.get(path, ()))
+            failure = {"application/json": {"schema": _one_of(*(_ERRORS[dialect] for dialect in spoken))}}
             for parameter in operation.get("parameters", ()):
                 if parameter["name"] == "model":
                     parameter["schema"] = {"enum": list(facts.names)}
-                elif parameter["name"] == "response_id":
-                    parameter["schema"] = {"type": "string", "pattern": "^resp_[^/]+$"}
+                elif parameter["name"] == "version":
+                    parameter["schema"] = {"enum": ["1"]}
+                elif parameter["name"] in FORMS:
+                    parameter["schema"] = {"type": "string", "pattern": FORMS[parameter["name"]]}
             operation["responses"].pop("422", None)
-            for status, about in _STATUSES.items():
+            for status, about in (_STATUSES | (_TGI_STATUSES if Dialect.TGI in spoken else {})).items():
                 operation["responses"].setdefault(status, {"description": about, "content": failure})
     if secured:
         key = {"type": "apiKey", "in": "header", "name": "x-api-key"}
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}, "key": key}
         document["security"] = [{"bearer": []}, {"key": []}]
     return document
+
+
+def _harmless(difference: Difference) -> dict[str, Any]:
+    """The JSON schema of a field that does nothing: the values that are taken."""
+    return {} if difference.harmless is None else {"enum": [*difference.harmless, None]}
 
 
 def _tell(schema: dict[str, Any], facts: ServedModelFacts, ollama: bool) -> None:

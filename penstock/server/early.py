@@ -9,7 +9,8 @@ from typing import Final
 from starlette.types import Message, Scope, Send
 
 from penstock.server.active_call import event
-from penstock.server.errors import Dialect, describe, dialect_of_scope
+from penstock.server.errors import describe
+from penstock.server.spoken import Dialect, dialect_of_scope
 
 EARLY: Final = "penstock.early"
 """Where an ASGI scope has the EarlyStream of its request."""

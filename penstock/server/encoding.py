@@ -32,12 +32,12 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
 
 async def json_answer(body: object) -> Response:
     """As `json_response`, for what may be large."""
-    return _response(await asyncio.to_thread(_joined, body) if is_large(body) else encode_json(body))
+    return _response(await asyncio.to_thread(joined_json, body) if is_large(body) else encode_json(body))
 
 
 async def made_answer(make: Callable[[], object]) -> Response:
     """As `json_answer`, for what takes long to make as well."""
-    return _response(await asyncio.to_thread(lambda: _joined(make())))
+    return _response(await asyncio.to_thread(lambda: joined_json(make())))
 
 
 def _response(content: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -60,7 +60,8 @@ def is_large(root: object) -> bool:
     return left <= 0
 
 
-def _joined(body: object) -> bytes:
+def joined_json(body: object) -> bytes:
+    """As `encode_json`, piece by piece, for a thread beside the event loop."""
     return b"".join(_pieces(body))
 
 

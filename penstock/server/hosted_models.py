@@ -20,7 +20,7 @@ from penstock.server.metrics import Metrics
 
 if TYPE_CHECKING:
     from penstock.engine.api import EngineClient
-    from penstock.host.host import Host, KeepAlive, Lease
+    from penstock.host.model_host import KeepAlive, Lease, ModelHost
     from penstock.host.source import ModelSource
 
 _PATIENCE_S = 1.0  # before a client who waits for events is told what it waits for, and between two such comments
@@ -29,7 +29,7 @@ _PATIENCE_S = 1.0  # before a client who waits for events is told what it waits 
 class HostedModels:
     """`ServedModels` of a host."""
 
-    def __init__(self, host: Host, lifecycle: Lifecycle, metrics: Metrics, *, trust_template: bool) -> None:
+    def __init__(self, host: ModelHost, lifecycle: Lifecycle, metrics: Metrics, *, trust_template: bool) -> None:
         self._host = host
         self._lifecycle, self._metrics = lifecycle, metrics
         self._trust_template = trust_template
@@ -39,7 +39,7 @@ class HostedModels:
         return EngineState.READY
 
     @property
-    def host(self) -> Host:
+    def host(self) -> ModelHost:
         return self._host
 
     def names(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Prometheus metrics: every figure has one source and is shown under Penstock's name and its `vllm:` alias."""
+"""Prometheus metrics: every figure has one source and is shown under Penstock's name and those of other engines."""
 
 from __future__ import annotations
 
@@ -16,34 +16,43 @@ from penstock.config.errors import PenstockError
 from penstock.core.request import EngineStats, FinishReason
 from penstock.engine.api import EngineClient
 
-# Penstock's name (a counter's without _total) → the names dashboards made for vLLM read.
+# Penstock's name (a counter's without _total) → the names that dashboards made for vLLM, TGI and SGLang read.
 ALIASES: Mapping[str, tuple[str, ...]] = {
-    "penstock_requests_running": ("vllm:num_requests_running",),
-    "penstock_requests_waiting": ("vllm:num_requests_waiting",),
-    "penstock_kv_cache_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "penstock_requests_running": ("vllm:num_requests_running", "tgi_batch_current_size", "sglang:num_running_reqs"),
+    "penstock_requests_waiting": ("vllm:num_requests_waiting", "tgi_queue_size", "sglang:num_queue_reqs"),
+    "penstock_kv_cache_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
     "penstock_prefix_cache_queries": ("vllm:prefix_cache_queries",),
     "penstock_prefix_cache_hits": ("vllm:prefix_cache_hits",),
     "penstock_preemptions": ("vllm:num_preemptions",),
-    "penstock_prompt_tokens": ("vllm:prompt_tokens",),
-    "penstock_cached_prompt_tokens": ("vllm:prompt_tokens_cached",),
-    "penstock_generation_tokens": ("vllm:generation_tokens",),
+    "penstock_prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens"),
+    "penstock_cached_prompt_tokens": ("vllm:prompt_tokens_cached", "sglang:cached_tokens"),
+    "penstock_generation_tokens": ("vllm:generation_tokens", "sglang:generation_tokens"),
     "penstock_cache_config": ("vllm:cache_config_info",),
-    "penstock_requests_finished": ("vllm:request_success",),
-    "penstock_time_to_first_token_seconds": ("vllm:time_to_first_token_seconds",),
-    "penstock_inter_token_latency_seconds": ("vllm:inter_token_latency_seconds",),
+    "penstock_requests_finished": ("vllm:request_success", "sglang:num_requests"),
+    "penstock_time_to_first_token_seconds": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
+    "penstock_inter_token_latency_seconds": ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
     "penstock_time_per_output_token_seconds": (
         "vllm:time_per_output_token_seconds",
         "vllm:request_time_per_output_token_seconds",
+        "tgi_request_mean_time_per_token_duration",
     ),
-    "penstock_request_seconds": ("vllm:e2e_request_latency_seconds",),
-    "penstock_request_queue_seconds": ("vllm:request_queue_time_seconds",),
+    "penstock_request_seconds": (
+        "vllm:e2e_request_latency_seconds",
+        "tgi_request_duration",
+        "sglang:e2e_request_latency_seconds",
+    ),
+    "penstock_request_queue_seconds": (
+        "vllm:request_queue_time_seconds",
+        "tgi_request_queue_duration",
+        "sglang:queue_time_seconds",
+    ),
     "penstock_request_prefill_seconds": ("vllm:request_prefill_time_seconds",),
     "penstock_request_decode_seconds": ("vllm:request_decode_time_seconds",),
-    "penstock_request_inference_seconds": ("vllm:request_inference_time_seconds",),
-    "penstock_request_prompt_tokens": ("vllm:request_prompt_tokens",),
-    "penstock_request_generation_tokens": ("vllm:request_generation_tokens",),
+    "penstock_request_inference_seconds": ("vllm:request_inference_time_seconds", "tgi_request_inference_duration"),
+    "penstock_request_prompt_tokens": ("vllm:request_prompt_tokens", "tgi_request_input_length"),
+    "penstock_request_generation_tokens": ("vllm:request_generation_tokens", "tgi_request_generated_tokens"),
     "penstock_request_params_n": ("vllm:request_params_n",),
-    "penstock_request_params_max_tokens": ("vllm:request_params_max_tokens",),
+    "penstock_request_params_max_tokens": ("vllm:request_params_max_tokens", "tgi_request_max_new_tokens"),
     "penstock_http_requests": ("http_requests",),
     "penstock_http_request_seconds": ("http_request_duration_seconds",),
 }
@@ -114,11 +123,41 @@ class ModelMetrics:
     def families(self, figures: EngineFigures) -> Iterator[Metric]:
         """Every figure, with the model's name."""
         sources: list[Metric] = [*_engine_families(figures.stats, figures.cache), *_hosted_families(figures)]
+        sources += self._llamacpp(figures.stats)
         for histogram in self._sources:
             sources += histogram.collect()
         for metric in sources:
             metric.samples = [s._replace(labels={"model_name": self._name} | s.labels) for s in metric.samples]
             yield metric
+
+    def _llamacpp(self, stats: EngineStats) -> Iterator[Metric]:
+        """What dashboards made for llama-server read. Rates are of all the time in which there was such work."""
+        prompt, predicted = stats.prompt_tokens - stats.cached_tokens, stats.generated_tokens
+        prompt_s, predicted_s = _sum_of(self._prefill), _sum_of(self._decode)
+        for name, about, value in (
+            ("prompt_tokens", "Prompt tokens computed.", prompt),
+            ("prompt_seconds", "Time in which prompts were computed.", prompt_s),
+            ("tokens_predicted", "Tokens generated.", predicted),
+            ("tokens_predicted_seconds", "Time in which answers were generated.", predicted_s),
+            ("n_decode", "Engine steps.", stats.steps),
+            ("spec_decode_num_draft_tokens", "Drafts verified.", stats.drafted_tokens),
+            ("spec_decode_num_accepted_tokens", "Drafts that were right.", stats.accepted_tokens),
+        ):
+            yield CounterMetricFamily(f"llamacpp:{name}", about, value=value)
+        for name, about, value in (
+            ("prompt_tokens_seconds", "Prompt tokens a second.", prompt / prompt_s if prompt_s else 0.0),
+            ("predicted_tokens_seconds", "Generated tokens a second.", predicted / predicted_s if predicted_s else 0.0),
+            ("requests_processing", "Sequences in the batch.", stats.running),
+            ("requests_deferred", "Sequences queued.", stats.waiting),
+            ("n_busy_slots_per_decode", "Tokens generated a step.", predicted / stats.steps if stats.steps else 0.0),
+        ):
+            yield GaugeMetricFamily(f"llamacpp:{name}", about, value=value)
+
+
+def _sum_of(histogram: Histogram) -> float:
+    """Seconds that a histogram has seen together."""
+    samples = (sample for metric in histogram.collect() for sample in metric.samples)
+    return sum(sample.value for sample in samples if sample.name.endswith("_sum"))
 
 
 class Metrics:

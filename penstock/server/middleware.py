@@ -23,16 +23,24 @@ from penstock.server.body import TURN, BodyMemory, limited, most_bytes
 from penstock.server.connection import ANNOUNCED
 from penstock.server.deadline import timeout_of, until
 from penstock.server.early import EARLY, EarlyStream
-from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, code_of, dialect_of_scope, error_response
+from penstock.server.errors import REQUEST_ID, ClientGone, HttpError, code_of, error_response
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
+from penstock.server.paths import KSERVE_MODEL
 from penstock.server.reports import RequestReports
+from penstock.server.spoken import Dialect, dialect_of_scope
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}")
 COMPUTING: Final = frozenset(
-    ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+    (
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"),
+        *("/chat/completions", "/completion", "/completions", "/infill"),
+        *("/", "/generate", "/generate_stream", "/invocations", "/inference/v1/generate"),
+        *("/api/v1/generate", "/api/latest/generate", "/api/extra/generate/stream"),
+    )
 )
-"""Paths whose calls are refused while too much work waits."""
+"""Paths whose calls are refused while too much work waits, besides those of KServe's models."""
+_KSERVE: Final = frozenset(("infer", "generate", "generate_stream"))
 _CLIENT_CLOSED_REQUEST = 499
 
 
@@ -93,10 +101,10 @@ class RequestMiddleware:
         scope[EARLY] = early = EarlyStream(scope, tracked)
         try:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
-            self._keys.check(scope["path"], headers)
+            self._keys.check(scope["path"], headers, scope["method"])
             scope[OWNER] = account.owner = owner = self._keys.owner(headers)
             self._reports.begin(account)
-            if scope["method"] == "POST" and scope["path"] in COMPUTING:
+            if scope["method"] == "POST" and _computing(scope["path"]):
                 self._check_room(owner)  # before anything is done with it: under overload this is what most calls get
             announced = scope.get("extensions", {}).get(ANNOUNCED, {})
             with self._bodies.request() as grow:
@@ -115,11 +123,19 @@ class RequestMiddleware:
         finally:
             early.close()
             route: Any = scope.get("route")
-            account.route = getattr(route, "path", scope["path"] if scope["path"] in COMPUTING else "unmatched")
+            account.route = getattr(route, "path", _computing(scope["path"]) or "unmatched")
             account.status = account.status or 500
             account.seconds = time.monotonic() - account.started
             self._metrics.http(account.route, scope["method"], account.status, account.seconds)
             self._reports.end(account, headers)
+
+
+def _computing(path: str) -> str | None:
+    """The route of a path whose calls compute: of KServe's not the path, as clients choose the names in it."""
+    if path in COMPUTING:
+        return path
+    name = path.rpartition("/")[2]
+    return f"/v2/models/{KSERVE_MODEL}/{name}" if path.startswith("/v2/models/") and name in _KSERVE else None
 
 
 def _declared_length(headers: Headers) -> int | None:

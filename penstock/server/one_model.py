@@ -14,7 +14,7 @@ from penstock.server.context import ModelContext
 
 if TYPE_CHECKING:
     from penstock.engine.api import EngineClient
-    from penstock.host.host import KeepAlive
+    from penstock.host.model_host import KeepAlive
 
 
 class OneModel:
@@ -22,25 +22,28 @@ class OneModel:
 
     host = None
 
-    def __init__(self, model: ModelContext) -> None:
+    def __init__(self, model: ModelContext, aliases: Sequence[str] = (), *, any_name: bool = False) -> None:
+        """It answers under its own name, these, or `any_name`."""
         self._model = model
+        self._aliases, self._any = tuple(aliases), any_name
 
     @property
     def state(self) -> EngineState:
         return self._model.frontend.client.state
 
     def names(self) -> Sequence[str]:
-        return (self._model.model,)
+        return (self._model.model, *self._aliases)
 
     async def use(
         self, request: Request, name: str | None, keep_alive: KeepAlive | None, *, events: bool
     ) -> ModelContext:
-        if name is not None and name != self._model.model:
+        if name is not None and not self._any and name not in self.names():
             raise self.unknown(name)
         return self._model
 
     def unknown(self, name: str) -> ModelNotFoundError:
-        message = f"The model {format_value(name)} is not served here; available: {format_value(self._model.model)}."
+        known = ", ".join(map(format_value, self.names()))
+        message = f"The model {format_value(name)} is not served here; available: {known}."
         return ModelNotFoundError(message, param="model", code="model_not_found")
 
     def all(self) -> Sequence[ModelContext]:

@@ -13,6 +13,7 @@ from penstock.config.errors import ParameterError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.auth import owner_of
+from penstock.server.encoding import encode_json
 from penstock.server.errors import bad_value
 from penstock.server.shapes import RequestBody
 
@@ -28,9 +29,14 @@ def text_request(
         prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
         add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
+        cache_salt=cache_salt(body),
         owner="" if sent is None else owner_of(sent),
     )
+
+
+def cache_salt(body: RequestBody) -> str:
+    """Who may find what is computed of a body's prompts: nobody else, where it wants nothing from the cache."""
+    return uuid.uuid4().hex if getattr(body, "cache_prompt", None) is False else body.cache_salt or ""
 
 
 def check_shared(requests: Sequence[GenerationRequest]) -> None:
@@ -44,6 +50,7 @@ def check_shared(requests: Sequence[GenerationRequest]) -> None:
     for field, size, unit in (
         ("grammar", len(grammar.source) if grammar else 0, "characters"),
         ("bad_words", words, "characters"),
+        ("banned_strings", sum(map(len, sampling.banned_strings)), "characters"),
         ("allowed_token_ids", ids, "token ids"),
         ("stop", sum(map(len, sampling.stop)), "characters"),
         ("stop_token_ids", len(sampling.stop_token_ids), "token ids"),
@@ -52,6 +59,21 @@ def check_shared(requests: Sequence[GenerationRequest]) -> None:
         if len(requests) > 1 and size * len(requests) > limits.MAX_SHARED_WORK:
             told = f"at most {limits.MAX_SHARED_WORK // len(requests)} with {len(requests)} prompts; send fewer of them"
             raise ParameterError(field, f"{size} {unit}", told)
+
+
+def check_echoed(grammar: str | None, json_schema: Any, answers: int) -> None:
+    """Refuses a grammar or schema that is too large for so many answers, each of which tells it in its settings.
+
+    Raises:
+        ParameterError: as said.
+    """
+    if answers == 1:
+        return
+    field = "grammar" if grammar else "json_schema"
+    size = len(grammar) if grammar else len(encode_json(json_schema))
+    if size * answers > limits.MAX_SHARED_WORK:
+        allowed = f"at most {limits.MAX_SHARED_WORK // answers} with {answers} answers; send it for fewer of them"
+        raise ParameterError(field, f"{size} characters", allowed)
 
 
 def prompts_of(prompt: Any, field: str) -> Sequence[str | Sequence[int]]:

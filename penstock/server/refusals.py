@@ -85,7 +85,9 @@ def _allowed(item: Mapping[str, Any]) -> str:
 def _spell(loc: Sequence[int | str], data: Mapping[str, Any]) -> str:
     """`stop[2]` for ("stop", "list[str]", 2): of pydantic's path only the parts that the client wrote or left out."""
     text, value = str(loc[0])[:64], data.get(str(loc[0]))
-    for part in loc[1:]:
+    for place, part in enumerate(loc[1:], 1):
+        if isinstance(value, dict) and part not in value and place < len(loc) - 1:
+            continue  # which member of a union it is
         if isinstance(part, int):
             text += f"[{part}]"
             value = value[part] if isinstance(value, list) and part < len(value) else None

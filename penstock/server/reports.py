@@ -13,7 +13,7 @@ from penstock.config.logs import FIELDS
 from penstock.server.account import RequestAccount
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.server.traces import RequestTraces
 
@@ -21,6 +21,14 @@ KEPT: Final = 200
 """Requests of models that are remembered of each owner after they have ended, and told at a time."""
 _NONE: Final[Mapping[str, str]] = Headers()
 _log = logging.getLogger("penstock.requests")
+
+
+def newest(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The last requests of several lists, the oldest first."""
+    if len(lists) == 1:
+        return lists[0]
+    found = [account for told in lists for account in told]
+    return sorted(found, key=lambda account: float(account["began"]))[-KEPT:]
 
 
 class RequestReports:

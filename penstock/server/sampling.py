@@ -9,6 +9,7 @@ from pydantic import Field
 
 from penstock.config import limits
 from penstock.core.sampling import SamplingParams
+from penstock.server.sampler_fields import SamplerBody, sampler_options
 from penstock.server.shapes import RequestBody, StopString, TokenIds, TokenKey, members
 
 Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
@@ -76,6 +77,8 @@ def sampling_params(body: SamplingBody, defaults: Mapping[str, Any], **extra: An
         chosen["top_p"] = least(body.top_p)
     if isinstance(body.stop, str):
         chosen["stop"] = (body.stop,)
+    if isinstance(body, SamplerBody):
+        chosen |= sampler_options(body)
     if body.logit_bias is not None:
         chosen["logit_bias"] = tuple((int(token), bias) for token, bias in body.logit_bias.items())
     return SamplingParams(**chosen | extra)

@@ -21,11 +21,12 @@ import uvicorn
 
 from penstock.config import limits
 from penstock.config.environment import read_environment
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, ParameterError
 from penstock.config.logs import log_handler
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions, ServerOptions
 from penstock.config.resolve import validate
+from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineInfo
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
@@ -50,6 +51,13 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves the process's signal handlers alone."""
         yield
+
+    def connection(self) -> asyncio.Protocol:
+        """What speaks with the client of a connection that was taken elsewhere; once the server has started."""
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
 
 def http_server(app: Callable[..., object]) -> HttpServer:
@@ -145,6 +153,10 @@ def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, A
     if options.otlp_traces_endpoint is not None:
         check_traces(options.otlp_traces_endpoint)
     check_exposure(options)
+    try:
+        SamplingParams(**dict(options.default_sampling))  # type: ignore[arg-type]
+    except ParameterError as error:
+        raise ConfigError(f"--{str(error).replace('_', '-', 1)}") from None
     ApiKeys((*options.api_keys, *options.admin_keys))
     raise_file_limit()
     check_origins(options.allowed_origins)
@@ -217,7 +229,7 @@ async def _serve(
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None
     try:
-        text, create_app = await asyncio.to_thread(http_side, engine_options)
+        text, create_app = await asyncio.to_thread(http_side, engine_options, options)
         frontend = Frontend(client, text, served_name=name, seed=engine_options.seed)
         server = http_server(create_app(frontend, options, lifecycle))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -245,14 +257,18 @@ async def _serve(
         await client.close()
 
 
-def http_side(options: EngineOptions) -> tuple[TextPipeline, Callable[..., FastAPI]]:
-    """The text side of a model, ready for the first request, and what makes the application.
+def http_side(options: EngineOptions, server: ServerOptions) -> tuple[TextPipeline, Callable[..., FastAPI]]:
+    """The text side of a model as this server has it, ready for the first request, and what makes the application.
 
     That is imported here, since its modules take as long as an engine does to start again from what was kept.
     """
     from penstock.server.app import create_app
 
     text = TextPipeline.load(options.model, options.tool_call_parser, options.reasoning_parser, options.pack_cache)
+    if server.chat_template is not None:
+        text = text.templated(server.chat_template, options.tool_call_parser, options.reasoning_parser)
+    if server.default_sampling:
+        text = replace(text, defaults={**text.defaults, **dict(server.default_sampling)})
     text.tokenizer.prepare()
     return text, create_app
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions, ServerOptions
+from penstock.core.request import EngineStats
 from penstock.host.front import Front
 from penstock.host.process_client import ProcessClient
 from penstock.server.lifecycle import Lifecycle
@@ -18,9 +19,9 @@ from penstock.server.serve import greeting, on_signals, url_of
 Result = TypeVar("Result")
 
 
-async def _open_once(responses_store: str) -> None:
+async def open_once(responses_store: str) -> None:
     """Makes the file in which all processes keep responses, and ends what an earlier server left running in it."""
-    from penstock.server.dialects.responses.service.store import ResponseStore
+    from penstock.server.store import ResponseStore
 
     await (await asyncio.to_thread(ResponseStore, responses_store)).aclose()
 
@@ -38,7 +39,8 @@ async def serve_front(
     lifecycle, stop = Lifecycle(), asyncio.Event()
     on_signals(lifecycle, stop)
     front = Front(engine_options, options, listener)
-    client = ProcessClient(engine_options, on_progress=on_progress, watcher=front)
+    engine = front.engine()
+    engine.client = client = ProcessClient(engine_options, on_progress=on_progress, watcher=engine)
     tasks: list[asyncio.Future[Any]] = []
 
     def begin(work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
@@ -46,10 +48,14 @@ async def serve_front(
         return task
 
     try:
-        await _open_once(front.options.responses_store)
+        await open_once(front.options.responses_store)
         starting, dead = begin(client.start()), begin(client.given_up())
         stopping = begin(stop.wait())
-        front.start(client)
+
+        async def stats() -> Mapping[str, EngineStats]:
+            return {name: await client.stats()}
+
+        front.start(stats)
         failed = begin(front.failed())
         say(f"Listening on {url_of(listener)}; loading {name}.")
         await asyncio.wait((starting, stopping, failed), return_when=asyncio.FIRST_COMPLETED)
@@ -57,7 +63,6 @@ async def serve_front(
             say(greeting(url_of(listener), starting.result(), name, keyed=bool(options.api_keys)))
             await asyncio.wait((stopping, failed, dead), return_when=asyncio.FIRST_COMPLETED)
             if dead.done():  # a supervisor may start it again
-                front.stopped(str(dead.result()))
                 await front.drain(0, lifecycle.aborted)  # clients are told
                 raise dead.result()
         if failed.done():

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
-from penstock.config.errors import ConfigError
 from penstock.config.machine import read_machine
 from penstock.config.options import HostOptions, ServerOptions
+from penstock.engine.cores import CoreBoard
 from penstock.host.engine import ProcessEngines
+from penstock.host.front import Front
+from penstock.host.front_host import FrontEngines, FrontHost
 from penstock.host.host import Host
 from penstock.host.source import Sources
 from penstock.server.lifecycle import Lifecycle
-from penstock.server.serve import HttpServer, drain, http_server, on_signals, run, url_of, where_to_ask
+from penstock.server.serve import HttpServer, drain, greeting, http_server, on_signals, run, url_of, where_to_ask
+from penstock.server.serve_front import open_once
 
 _SHARE = 0.9  # of the memory that is free at the start: files that are mapped want some too
 
@@ -34,26 +40,27 @@ def serve_many(
             open to others without a key.
     """
     memory = hosted.memory or int(_SHARE * read_machine().memory_available)
-    if options.api_server_count > 1:
-        raise ConfigError(
-            f"--api-server-count is {options.api_server_count}, but models that come and go are served by one HTTP "
-            "process; leave it out, or name one model."
-        )
     sources()  # whoever started the server is to see what is wrong with it
-    run(options, lambda listener: _serve(sources, memory, hosted.keep_alive, options, listener, say))
+    work = _serve if options.api_server_count == 1 else _serve_front
+    hosted = replace(hosted, memory=memory)
+    with closing(CoreBoard()) as cores:
+        run(options, lambda listener: work(sources, hosted, cores, options, listener, say))
 
 
 async def _serve(
     sources: Sources,
-    memory: int,
-    keep_alive: float | None,
+    hosted: HostOptions,
+    cores: CoreBoard,
     options: ServerOptions,
     listener: socket.socket,
     say: Callable[[str], None],
 ) -> None:
     lifecycle, stop = Lifecycle(), asyncio.Event()
     on_signals(lifecycle, stop)
-    host = Host(sources, ProcessEngines(options.max_queue_seconds), memory, keep_alive=keep_alive)
+    host = Host(
+        sources, ProcessEngines(options.max_queue_seconds, cores), hosted.memory or 0, keep_alive=hosted.keep_alive
+    )
+    tasks: list[asyncio.Future[Any]] = []
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None
     try:
@@ -62,16 +69,16 @@ async def _serve(
         server = http_server(create_app(host, options, lifecycle))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         gc.freeze()  # collecting garbage would look through all of this again and again
-        say(_greeting(url_of(listener), host, keyed=bool(options.api_keys)))
-        host.load_pinned()
-        stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+        tasks += (asyncio.ensure_future(stop.wait()), serving)
+        await _until_first(tasks, _begin(host, hosted, options, url_of(listener), say))
         if stop.is_set():
             await drain(lifecycle, options.drain_timeout, say)
-        stopping.cancel()
         if serving.done():
             serving.result()
     finally:
+        for task in tasks:
+            if task is not serving:
+                task.cancel()
         if server is not None and serving is not None:
             server.should_exit = True
             lifecycle.aborted.set()
@@ -79,8 +86,72 @@ async def _serve(
         await host.close()
 
 
+async def _serve_front(
+    sources: Sources,
+    hosted: HostOptions,
+    cores: CoreBoard,
+    options: ServerOptions,
+    listener: socket.socket,
+    say: Callable[[str], None],
+) -> None:
+    """The same with several HTTP processes: this one speaks no HTTP, and keeps the models and them."""
+    lifecycle, stop = Lifecycle(), asyncio.Event()
+    on_signals(lifecycle, stop)
+    front = Front(None, options, listener)
+    host = Host(sources, FrontEngines(front, cores), hosted.memory or 0, keep_alive=hosted.keep_alive)
+    front.hosted = models = FrontHost(host, front.processes)
+    tasks: list[asyncio.Future[Any]] = []
+    try:
+        await open_once(front.options.responses_store)
+        front.start(models.stats)
+        tasks += (asyncio.ensure_future(work) for work in (stop.wait(), front.failed(), models.watch()))
+        await _until_first(tasks, _begin(host, hosted, options, url_of(listener), say))
+        for task in tasks:
+            if task.done():
+                task.result()
+        await front.drain(options.drain_timeout, lifecycle.aborted)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await front.close()
+        await models.close()
+        await host.close()
+
+
+async def _until_first(tasks: Sequence[asyncio.Future[Any]], beginning: Coroutine[Any, Any, None]) -> None:
+    """Returns when one of these has ended; raises what the beginning, which goes on beside them, fails with."""
+    begun = asyncio.ensure_future(beginning)
+    try:
+        await asyncio.wait((*tasks, begun), return_when=asyncio.FIRST_COMPLETED)
+        if begun.done():
+            begun.result()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        begun.cancel()
+        await asyncio.gather(begun, return_exceptions=True)
+
+
+async def _begin(host: Host, hosted: HostOptions, options: ServerOptions, url: str, say: Callable[[str], None]) -> None:
+    """Says what there is, and loads what is to be there from the start.
+
+    Raises:
+        ModelUnavailableError: the model that the server starts with cannot be loaded.
+    """
+    keyed = bool(options.api_keys)
+    host.load_pinned()
+    if hosted.first is None:
+        say(_greeting(url, host, keyed=keyed))
+        return
+    say(f"Listening on {url}; loading {hosted.first}.")
+    entry = await host.load(await host.find(hosted.first))
+    if entry.info is not None:
+        say(greeting(url, entry.info, entry.name, keyed=keyed))
+
+
 def _greeting(url: str, host: Host, *, keyed: bool) -> str:
     names = tuple(host.names.sources)
     told = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    ready = f"Listening on {url}; {len(names)} models are loaded when they are asked for: {told or 'none yet'}."
+    count = "1 model is loaded when it is" if len(names) == 1 else f"{len(names)} models are loaded when they are"
+    ready = f"Listening on {url}; {count} asked for: {told or 'none yet'}."
     return f"{ready}\n{where_to_ask(url, names[0] if names else 'MODEL', keyed=keyed)}"

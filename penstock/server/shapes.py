@@ -107,7 +107,7 @@ _IDS: dict[str, Any] = {
     "minItems": 1,
 }
 _MANY: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": limits.MAX_PROMPTS_PER_CALL}
-_PROMPT: dict[str, Any] = {
+PROMPT: dict[str, Any] = {
     "oneOf": [
         {"type": "string", "minLength": 1},
         _IDS,
@@ -115,7 +115,8 @@ _PROMPT: dict[str, Any] = {
         {**_MANY, "items": _IDS},
     ]
 }
-Prompt = Annotated[Any, BeforeValidator(_whole_prompts), WithJsonSchema(_PROMPT)]
+Prompt = Annotated[Any, BeforeValidator(_whole_prompts), WithJsonSchema(PROMPT)]
+PromptOrNull = Annotated[Any, BeforeValidator(_whole_prompts), WithJsonSchema(or_null(PROMPT))]
 
 
 _NAMED: dict[str, Any] = an_object({"function": an_object({"name": STRING})})

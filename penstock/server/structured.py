@@ -16,6 +16,7 @@ from penstock.config import limits
 from penstock.config.errors import RequestError, format_value
 from penstock.core.constraint import Grammar, GrammarKind
 from penstock.server.errors import bad_value
+from penstock.text.grammar.closed import closed_schema
 from penstock.text.grammar.scan import read_json
 
 FIELDS: Final = (
@@ -56,18 +57,23 @@ def asked(fields: Mapping[str, Any]) -> Asked | None:
     return wishes[0] if wishes else None
 
 
-def schema_grammar(schema: Any, field: str, layout: Mapping[str, Any] = MappingProxyType({})) -> Asked:
+def schema_grammar(
+    schema: Any, field: str, layout: Mapping[str, Any] = MappingProxyType({}), *, closed: bool = False
+) -> Asked:
     """A grammar of the documents that fit a JSON schema.
 
     Args:
         schema: an object, or the same as a string.
         field: where it was sent.
         layout: llguidance's options for whitespace; without any, documents are compact.
+        closed: objects have the properties that the schema names alone, where it does not say of others.
 
     Raises:
         RequestError: it is neither, or too large.
     """
     schema = _schema(schema, field)
+    if closed:
+        schema = closed_schema(schema)
     if layout:
         schema = {**schema, _LAYOUT: {**_mapping(schema.get(_LAYOUT)), **layout}}
     return Asked(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema, separators=(",", ":"))), field)
@@ -122,7 +128,8 @@ def _json_schema_format(value: Mapping[str, Any]) -> Asked:
         raise bad_value("response_format.json_schema", inner, "an object with name and schema")
     if inner.get("schema") is None:
         return object_grammar("response_format.json_schema")
-    return schema_grammar(inner["schema"], "response_format.json_schema.schema")
+    strict = inner.get("strict") is True
+    return schema_grammar(inner["schema"], "response_format.json_schema.schema", closed=strict)
 
 
 def _structured_outputs(value: Any) -> Iterator[Asked]:
@@ -145,7 +152,7 @@ def _structured_outputs(value: Any) -> Iterator[Asked]:
         if given is None or (kind == "json_object" and given is False):
             continue
         if kind == "json" and value.get("disable_additional_properties"):
-            given = _closed(_schema(given, f"{name}.{kind}"))
+            given = closed_schema(_schema(given, f"{name}.{kind}"))
         yield make(given, f"{name}.{kind}", layout)
 
 
@@ -162,24 +169,6 @@ def _string(value: Any, field: str) -> str:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _closed(schema: Any) -> Any:
-    """A schema whose objects have no properties but those it names."""
-
-    def close(value: Any, depth: int) -> Any:
-        if depth > 2 * limits.MAX_GRAMMAR_DEPTH:
-            return value  # too deep: refused later
-        if isinstance(value, list):
-            return [close(item, depth + 1) for item in value]
-        if not isinstance(value, dict):
-            return value
-        closed = {name: close(item, depth + 1) for name, item in value.items()}
-        if isinstance(value.get("properties"), dict) and "additionalProperties" not in value:
-            closed["additionalProperties"] = False
-        return closed
-
-    return close(schema, 0)
 
 
 def _schema(schema: Any, field: str) -> dict[str, Any]:

@@ -173,12 +173,18 @@ def test_pooling_gives_a_state_a_token(embedder: Served) -> None:
         ("/v1/embeddings", {"input": "one " * 65}, "input"),
         ("/v1/embeddings", {"input": ["one", [1_000_000]]}, "input"),
         ("/classify", {"input": "one"}, "model"),
-        ("/v2/embed", {"texts": ["one"]}, "input_type"),
+        ("/v2/embed", {"texts": ["one"], "input_type": "image"}, "input_type"),
+        ("/v2/embed", {"texts": ["one"], "images": ["data:"]}, "images"),
+        ("/v1/embeddings", {"input": "one", "messages": [{"role": "user", "content": "one"}]}, "input"),
+        ("/v1/embeddings", {"input": "one", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("/v1/embeddings", {"input": "one", "truncate_prompt_tokens": 65}, "truncate_prompt_tokens"),
+        ("/v1/embeddings", {"input": "one", "padding": "max_length"}, "padding"),
+        ("/v1/embeddings", {"input": "one", "embed_dtype": "fp8_e4m3"}, "embed_dtype"),
         ("/v2/embed", {"texts": [], "input_type": "clustering"}, "texts"),
         ("/v2/embed", {"texts": ["one"], "input_type": "clustering", "embedding_types": ["int8"]}, "embedding_types"),
-        ("/v2/embed", {"texts": ["one"], "input_type": "clustering", "truncate": "END"}, "truncate"),
+        ("/v2/embed", {"texts": ["one"], "input_type": "clustering", "truncate": "MIDDLE"}, "truncate"),
         ("/v2/embed", {"texts": ["one"], "input_type": "clustering", "output_dimension": 37}, "output_dimension"),
-        ("/v2/embed", {"texts": ["one", "one " * 65], "input_type": "clustering"}, "texts"),
+        ("/v2/embed", {"texts": ["one", "one " * 65], "truncate": "NONE"}, "texts"),
     ],
 )
 def test_refusals(embedder: Served, path: str, body: dict[str, Any], param: str) -> None:
@@ -203,3 +209,70 @@ def test_classify(classifier: Served) -> None:
 def test_a_classifier_embeds_nothing(classifier: Served) -> None:
     answer = classifier.post("/v1/embeddings", input="one")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_task")
+
+
+LONG = "one two three four five six seven " * 10
+
+
+def embedding(embedder: Served, path: str = "/v1/embeddings", **body: Any) -> list[float]:
+    answer = embedder.post(path, **body)
+    assert answer.status_code == 200, answer.text
+    found: list[float] = answer.json()["data"][0]["embedding"]
+    return found
+
+
+def test_what_is_too_long_is_cut_where_that_is_asked(embedder: Served) -> None:
+    words = LONG.split()
+    first, last = (embedding(embedder, input=" ".join(part)) for part in (words[:5], words[-5:]))
+    assert embedding(embedder, input=LONG, truncate_prompt_tokens=5) == first
+    assert embedding(embedder, input=LONG, truncate_prompt_tokens=5, truncation_side="left") == last
+    ids = embedder.tokenizer.encode(LONG).ids
+    assert embedding(embedder, input=[ids], truncate_prompt_tokens=5, truncation_side="right") == first
+    whole = embedding(embedder, input=" ".join(words[:64]))
+    assert embedding(embedder, input=LONG, truncate_prompt_tokens=-1) == whole
+    cohere = {"texts": [LONG], "embedding_types": ["float"]}
+    for more, kept in (({}, whole), ({"max_tokens": 5}, first), ({"max_tokens": 5, "truncate": "START"}, last)):
+        told = embedder.post("/v2/embed", **cohere, **more).json()
+        assert told["embeddings"]["float"] == [kept]
+
+
+def test_types_and_orders_of_bytes(embedder: Served) -> None:
+    exact = np.array(embedding(embedder, input="one two"), np.float32)
+
+    def sent(**form: str) -> bytes:
+        found: Any = embedding(embedder, input="one two", encoding_format="base64", **form)
+        return base64.b64decode(found)
+
+    assert (np.frombuffer(sent(endianness="little"), "<f4") == exact).all()
+    assert (np.frombuffer(sent(endianness="big"), ">f4") == exact).all()
+    assert (np.frombuffer(sent(embed_dtype="float16"), "<f2") == exact.astype(np.float16)).all()
+    halves = torch.frombuffer(bytearray(sent(embed_dtype="bfloat16")), dtype=torch.bfloat16)
+    assert torch.equal(halves, torch.tensor(exact).bfloat16())
+
+
+def test_vectors_and_scores_without_the_last_function(embedder: Served, classifier: Served) -> None:
+    raw = torch.tensor(embedding(embedder, input=TEXTS[0], use_activation=False))
+    torch.testing.assert_close(raw, embedder.states(TEXTS[0])[-1], rtol=1e-4, atol=1e-4)
+    ids = torch.tensor([classifier.tokenizer.encode(TEXTS[0]).ids])
+    with torch.no_grad():
+        theirs = classifier.model(ids).logits[0]
+    for path in ("/classify", "/pooling"):
+        (entry,) = classifier.post(path, input=TEXTS[0], use_activation=False).json()["data"]
+        found = entry["probs"] if path == "/classify" else entry["data"]
+        torch.testing.assert_close(torch.tensor(found), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_chat_is_embedded_in_the_models_template(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("chats")
+    template = "{% for message in messages %}one {{ message.content }} {% endfor %}{{ 'six' if add_generation_prompt }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    served = serve(folder, tiny.make("qwen3", dtype=torch.float32))
+    server = next(served)
+    chat = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "three"}]
+    expected = embedding(server, input="one two one three")
+    assert embedding(server, messages=chat) == expected
+    assert embedding(server, messages=chat, add_generation_prompt=True) == embedding(
+        server, input="one two one three six"
+    )
+    assert embedding(server, messages=chat, truncate_prompt_tokens=2) == embedding(server, input="one two")
+    served.close()  # type: ignore[attr-defined]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,7 +19,9 @@ import pytest
 from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.library.store import Store, open_store
-from penstock.server.dialects.ollama.models.library_threads import AT_ONCE, THREAD_NAME
+from penstock.server.dialects.ollama.models.library import _lines, _Progress
+from penstock.server.dialects.ollama.models.library_threads import AT_ONCE, THREAD_NAME, dealt
+from penstock.server.siblings import Siblings
 from penstock.weights.open import bundled_model_path
 from tests.host.support import Engines, source
 from tests.library.servers import Hub, running
@@ -157,6 +161,31 @@ def test_pulls_that_trickle_take_no_thread_from_others_and_end_with_their_client
     until(lambda: not _works())
     assert names(store) == ["penstock-concierge"]
     assert httpx.post(f"{server.url}/api/pull", json=body, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize(("count", "share"), [(1, 4), (2, 2), (3, 1), (4, 1), (9, 1)])
+def test_what_a_server_does_at_once_is_dealt_out(count: int, share: int) -> None:
+    siblings = Siblings(0, count, lambda message: None, dict)
+    assert dealt(4, siblings) == share and dealt(4, None) == 4
+
+
+async def test_what_was_told_last_is_told_though_the_work_has_ended() -> None:
+    class Host:
+        async def refresh(self, *, anew: bool) -> None:
+            pass
+
+    async def lines(*told: tuple[int, int]) -> list[Any]:
+        progress, task = _Progress(), asyncio.get_running_loop().create_future()
+        for done, total in told:
+            progress.told(done, total)
+        task.set_result(None)
+        progress.ended(task)
+        return [json.loads(line) async for line in _lines(Host(), progress, task, "pulling")]  # type: ignore[arg-type]
+
+    first, last, end = await lines((3, 5), (5, 5))
+    assert (first, end) == ({"status": "pulling"}, {"status": "success"})
+    assert (last["completed"], last["total"]) == (5, 5)
+    assert [line["status"] for line in await lines()] == ["pulling", "success"]
 
 
 def _left_open(server: Hosting, body: str) -> socket.socket:

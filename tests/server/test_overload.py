@@ -13,6 +13,7 @@ import pytest
 from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.middleware import COMPUTING
+from penstock.server.paths import KSERVE_MODEL
 from tests.server.support import Running, running, until
 from tests.server.test_metrics import scrape, value
 
@@ -24,6 +25,16 @@ PATHS = {
     "/v1/messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "model": "scripted"},
     "/api/chat": {"messages": [{"role": "user", "content": "Hello"}], "model": "scripted"},
     "/api/generate": {"prompt": "Hello", "model": "scripted"},
+    "/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {}},
+    **{path: {"prompt": "Hello"} for path in ("/completion", "/completions")},
+    **{path: {"inputs": "Hello"} for path in ("/", "/generate", "/generate_stream", "/invocations")},
+    **{f"/api/{path}": {"prompt": "Hello"} for path in ("v1/generate", "latest/generate", "extra/generate/stream")},
+}
+KSERVE = {
+    "/v2/models/scripted/generate": {"text_input": "Hello"},
+    "/v2/models/scripted/versions/1/generate_stream": {"text_input": "Hello"},
+    "/v2/models/scripted/infer": {"inputs": []},
 }
 
 
@@ -46,9 +57,9 @@ def leave_in_the_end(server: Running) -> None:
     assert len(answer.json()["choices"]) == 200
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [*PATHS, *KSERVE])
 def test_every_dialect_refuses_at_once(busy: Running, path: str) -> None:
-    answer = httpx.post(busy.url + path, json=PATHS[path])
+    answer = httpx.post(busy.url + path, json=(PATHS | KSERVE)[path])
     assert answer.status_code == 429
     assert 1 <= int(answer.headers["retry-after"]) <= 31
     assert "s of work wait already" in answer.text
@@ -57,9 +68,16 @@ def test_every_dialect_refuses_at_once(busy: Running, path: str) -> None:
 def test_refusals_are_counted_under_their_route(busy: Running) -> None:
     for path, body in PATHS.items():
         httpx.post(busy.url + path, json=body)
+    for path, body in KSERVE.items():
+        httpx.post(busy.url + path, json=body)
+    told = scrape(busy)
+    for name in ("generate", "generate_stream", "infer"):
+        labels = {"route": f"/v2/models/{KSERVE_MODEL}/{name}", "method": "POST", "status": "429"}
+        assert value(told, "penstock_http_requests_total", **labels) == 1, name
+    for path in PATHS:
         labels = {"route": path, "method": "POST", "status": "429"}
-        assert value(scrape(busy), "penstock_http_requests_total", **labels) == 1
-    assert set(PATHS) == COMPUTING
+        assert value(told, "penstock_http_requests_total", **labels) == 1, path
+    assert set(PATHS) == COMPUTING - {"/infill"}  # whose tokens this vocabulary has not
 
 
 def test_how_long_the_queue_is_can_be_read(busy: Running) -> None:

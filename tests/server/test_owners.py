@@ -18,12 +18,16 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
+from penstock.server.not_here import NOT_HERE
 from tests.server.support import Serving, running, serving, until
 from tests.server.test_access import routes
 
 KEYS = ("one", "two")
 CHAT = {"messages": [{"role": "user", "content": "Hello, I need a table."}]}
 TEXTS = {"input": ["Hello, I need a table."]}
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")
+KSERVE = ("/v2/models/scripted", "/v2/models/scripted/versions/1")
+TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Hello"]}
 BODIES: dict[str, dict[str, Any]] = {  # of every route that reaches the engine
     "/v1/chat/completions": {**CHAT, "max_tokens": 2},
     "/v1/completions": {"prompt": ["Hello, I need a table.", "Good evening."], "max_tokens": 2},
@@ -33,12 +37,23 @@ BODIES: dict[str, dict[str, Any]] = {  # of every route that reaches the engine
     "/api/chat": {"model": "scripted", **CHAT},
     "/api/embed": {"model": "scripted", **TEXTS},
     "/api/embeddings": {"model": "scripted", "prompt": "Hello, I need a table."},
-    "/v1/embeddings": TEXTS,
+    **dict.fromkeys(("/v1/embeddings", "/embeddings"), TEXTS),
+    "/chat/completions": {**CHAT, "max_tokens": 2},
+    **{path: {"prompt": "Hello, I need a table.", "n_predict": 2} for path in ("/completion", "/completions")},
+    **{path: {"inputs": "Hello, I need a table."} for path in ("/", "/generate", "/generate_stream")},
+    "/encode": {"text": "Hello"},
+    "/invocations": {**CHAT, "max_tokens": 2},
+    **{f"/api/{path}/generate": {"prompt": "Hello, I need a table."} for path in ("v1", "latest")},
+    "/api/extra/generate/stream": {"prompt": "Hello, I need a table."},
+    **{f"{path}/{name}": {"text_input": "Hello"} for path in KSERVE for name in ("generate", "generate_stream")},
+    **{f"{path}/infer": {"inputs": [TENSOR]} for path in KSERVE},
+    "/embedding": {"content": "Hello"},
+    "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
     "/classify": TEXTS,
     "/v1/classify": TEXTS,
     "/pooling": {**TEXTS, "task": "embed"},
     "/v2/embed": {"model": "scripted", "texts": ["Hello"], "input_type": "search_query"},
-    **{path: {"query": "A table", "documents": ["Hello"]} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
+    **{path: {"query": "A table", "documents": ["Hello"]} for path in RERANK},
     **{path: {"text_1": "A table", "text_2": "Hello"} for path in ("/score", "/v1/score")},
 }
 TEXT_ONLY = {
@@ -46,9 +61,15 @@ TEXT_ONLY = {
     *(f"/v1/{name}/render" for name in ("chat/completions", "completions")),
     *(f"/v1/{name}/input_tokens" for name in ("chat/completions", "responses")),
     *(f"/api/{name}" for name in ("show", "pull", "push", "create", "copy", "blobs/{digest}")),
-    "/apply-template",
+    *("/apply-template", "/chat_tokenize", "/abort_request"),
+    *NOT_HERE,
+    *(f"/api/extra/{name}" for name in ("generate/check", "abort", "tokencount")),
     "/v1/messages/count_tokens",
+    "/v1/chat/completions/chatcmpl-1",
     "/v1/responses/resp_1/cancel",
+    *(f"/v1/conversations{rest}" for rest in ("", "/conv_1", "/conv_1/items")),
+    *("/props", "/slots/{id_slot}", "/lora-adapters", "/chat/completions/input_tokens"),
+    "/infill",  # needs tokens that this vocabulary has not; it goes the way of /completion
 }
 SYSTEM = "You answer the telephone of a restaurant. " * 12
 QUESTION = "Could we please have a table for two by the window at seven this evening? " * 6

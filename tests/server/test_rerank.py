@@ -147,7 +147,7 @@ def test_judges_answer_yes_or_no(judge: Served, instruction: str | None) -> None
         ("/rerank", {"query": "one", "documents": []}, "documents"),
         ("/rerank", {"query": "one", "documents": [""]}, "documents"),
         ("/rerank", {"query": "one", "documents": [{"image": "x"}]}, "documents"),
-        ("/rerank", {"query": "one", "documents": ["one"], "top_n": 0}, "top_n"),
+        ("/rerank", {"query": "one", "documents": ["one"], "top_n": -1}, "top_n"),
         ("/rerank", {"query": "one", "documents": ["one", "one " * 70]}, "documents"),
         ("/score", {"text_1": "one"}, "text_2"),
         ("/score", {"text_1": ["one", "two"], "text_2": ["one", "two", "three"]}, "text_1"),
@@ -190,3 +190,55 @@ def test_pairs_of_other_tokenizers_are_those_of_transformers(tmp_path: Any) -> N
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     assert Tokenizer.from_folder(tmp_path).encode_pair(QUERY, "six") == (theirs(QUERY, "six").input_ids, 0)
+
+
+@pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+def test_sides_under_other_names(cross_encoder: Served, names: tuple[str, str]) -> None:
+    expected = cross_encoder.post("/score", text_1=QUERY, text_2=DOCUMENTS).json()["data"]
+    assert cross_encoder.post("/score", **{names[0]: QUERY, names[1]: DOCUMENTS}).json()["data"] == expected
+    refused = cross_encoder.post("/score", **{names[0]: [QUERY, QUERY], names[1]: DOCUMENTS}).json()["error"]
+    assert refused["param"] == names[0]
+    refused = cross_encoder.post("/score", **{names[0]: QUERY, "text_2": DOCUMENTS}).json()["error"]
+    assert refused["message"].startswith("The body has ")
+
+
+def test_pairs_that_are_too_long_are_cut(cross_encoder: Served) -> None:
+    long = "three two one " * 30
+    assert cross_encoder.post("/score", text_1=QUERY, text_2=long).status_code == 400
+
+    def score(query: str, document: str, **more: Any) -> float:
+        answer = cross_encoder.post("/score", text_1=query, text_2=document, **more)
+        assert answer.status_code == 200, answer.text
+        found: float = answer.json()["data"][0]["score"]
+        return found
+
+    assert score(QUERY, long, max_tokens_per_doc=4) == score(QUERY, "three two one three")
+    assert score(QUERY, "six", max_tokens_per_query=2) == score("one two", "six")
+    assert score(QUERY, long, truncate_prompt_tokens=10) == score(QUERY, "three two one three")
+    assert score(QUERY, long, truncate_prompt_tokens=10, truncation_side="left") == score(QUERY, "one three two one")
+    fitting = " ".join(long.split()[: 64 - len(QUERY.split()) - 3])
+    assert score(QUERY, long, truncate_prompt_tokens=-1) == score(QUERY, fitting)
+    answer = cross_encoder.post("/score", text_1=QUERY, text_2=long, truncate_prompt_tokens=5)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+
+
+def test_logits_instead_of_scores(cross_encoder: Served) -> None:
+    (entry,) = cross_encoder.post("/rerank", query=QUERY, documents=["six"], use_activation=False, top_n=0).json()[
+        "results"
+    ]
+    assert entry["relevance_score"] == pytest.approx(pair_logit(cross_encoder, QUERY, "six"), rel=1e-4, abs=1e-5)
+
+
+def test_texts_that_are_compared_are_cut_alone(embedder: Served) -> None:
+    long = "three two one " * 30
+    cut = embedder.post("/score", text_1=QUERY, text_2=long, truncate_prompt_tokens=6).json()["data"]
+    assert cut == embedder.post("/score", text_1=QUERY, text_2="three two one three").json()["data"]
+
+
+def test_an_instruction_among_a_templates_variables(judge: Served) -> None:
+    pair = {"text_1": "one", "text_2": "two"}
+    told = judge.post("/score", **pair, instruction="Look for numbers.").json()["data"]
+    assert (
+        judge.post("/score", **pair, chat_template_kwargs={"instruction": "Look for numbers."}).json()["data"] == told
+    )
+    assert judge.post("/score", **pair, chat_template_kwargs={"depth": 1}).status_code == 400

@@ -258,7 +258,7 @@ def test_a_client_that_leaves_ends_what_is_not_in_the_background(api: openai.Ope
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True, "store": False}, "store"),
         ({"stream_options": {}}, "stream_options"),

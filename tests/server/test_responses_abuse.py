@@ -16,7 +16,7 @@ import pytest
 from penstock.config import limits
 from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.dialects.responses.service.store import ResponseStore
+from penstock.server.store import ResponseStore
 from tests.server.support import ANSWER, Running, running, until
 
 
@@ -150,8 +150,8 @@ def test_what_the_servers_end_interrupts_has_failed(text: TextPipeline, tmp_path
         until(lambda: api.responses.retrieve(cut.id).status == "in_progress")
     store = ResponseStore(options.responses_store)
     found, whole = asyncio.run(_two(store, cut.id, done.id))
-    assert (found.response["status"], found.response["error"]["message"]) == ("failed", "The server was shut down.")
-    assert whole.response["status"] == "completed"
+    assert (found.object["status"], found.object["error"]["message"]) == ("failed", "The server was shut down.")
+    assert whole.object["status"] == "completed"
     with running(text, options) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as api:
         assert api.responses.retrieve(done.id) == done
         further = api.responses.create(model="scripted", input="And now?", previous_response_id=done.id)

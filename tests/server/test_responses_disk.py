@@ -16,8 +16,8 @@ import pytest
 
 from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.dialects.responses.service.store import ResponseStore
 from penstock.server.errors import HttpError
+from penstock.server.store import ResponseStore
 from tests.server.support import running
 from tests.server.test_responses_store import record
 

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import ConfigError, ParameterError
-from penstock.server.dialects.responses.service.store import Record, ResponseStore
+from penstock.server.store import Record, ResponseStore
 
 
 def record(name: str, text: str = "Hello", status: str = "completed") -> Record:
@@ -44,7 +44,7 @@ async def test_processes_of_one_server_share_a_file(tmp_path: Path) -> None:
         await store.put("me", record(f"resp_{number}", status="queued"), running=True)
     again = ResponseStore(file, shared=True)
     found = [await again.found("me", f"resp_{number}") for number in range(3)]
-    assert [one.response["status"] for one in found] == ["queued"] * 3
+    assert [one.object["status"] for one in found] == ["queued"] * 3
     for number in range(3, 60):  # by turns: the bound is that of all together
         await stores[number % 3].put("me", record(f"resp_{number}", os.urandom(1000).hex()))
     kept = [number for number in range(60) if await again.get("me", f"resp_{number}")]
@@ -65,7 +65,7 @@ async def test_owners_see_their_own_alone() -> None:
 
 
 async def test_the_oldest_make_room() -> None:
-    store = ResponseStore(max_bytes=20_000)
+    store = ResponseStore(max_bytes=30_000)
     for number in range(50):
         await store.put("me", record(f"resp_{number}", os.urandom(1000).hex()))
     kept = [number for number in range(50) if await store.get("me", f"resp_{number}")]
@@ -130,7 +130,7 @@ async def test_what_ran_when_the_server_ended_has_failed(tmp_path: Path) -> None
     again = ResponseStore(str(tmp_path / "responses.db"))
     found = await again.get("me", "resp_1")
     assert found is not None
-    assert (found.response["status"], found.response["error"]["code"]) == ("failed", "server_error")
+    assert (found.object["status"], found.object["error"]["code"]) == ("failed", "server_error")
     await again.aclose()
 
 
@@ -184,4 +184,70 @@ async def test_writes_while_others_read() -> None:
     await asyncio.gather(*(store.put("me", record(f"resp_{number}")) for number in range(200)))
     found = await asyncio.gather(*(store.get("me", f"resp_{number}") for number in range(200)))
     assert all(found)
+    await store.aclose()
+
+
+async def test_a_file_of_the_version_before_is_taken_over(tmp_path: Path) -> None:
+    file = tmp_path / "responses.db"
+    store = ResponseStore(str(file))
+    await store.put("me", record("resp_1"))
+    await store.aclose()
+    with sqlite3.connect(file) as database:
+        database.executescript(
+            """
+            CREATE TABLE older (
+                id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL, running INTEGER NOT NULL,
+                size INTEGER NOT NULL, response BLOB NOT NULL, input BLOB NOT NULL, events BLOB
+            ) WITHOUT ROWID;
+            INSERT INTO older SELECT id, owner, created, running, size, response, input, events FROM responses;
+            DROP TABLE responses;
+            ALTER TABLE older RENAME TO responses;
+            CREATE INDEX by_age ON responses (created);
+            CREATE INDEX by_owner ON responses (owner, size);
+            PRAGMA user_version = 1;
+            """
+        )
+    database.close()
+    for _ in range(2):
+        again = ResponseStore(str(file))
+        assert await again.get("me", "resp_1") == record("resp_1")
+        await again.aclose()
+
+
+async def test_an_id_is_its_owners_own() -> None:
+    store = ResponseStore()
+    for owner in ("me", "you"):
+        await store.put(owner, record("chatcmpl-1", f"of {owner}"))
+    assert await store.get("me", "chatcmpl-1") == record("chatcmpl-1", "of me")
+    assert await store.delete("you", "chatcmpl-1")
+    assert await store.get("me", "chatcmpl-1") is not None
+    await store.aclose()
+
+
+async def test_what_can_be_listed_is_found_by_what_it_is_about() -> None:
+    store = ResponseStore()
+    for number in range(4):
+        about = {"created": 10.0 - number, "model": "ab"[number % 2], "metadata": {"of": str(number), "a.b": "x"}}
+        await store.put("me", Record({"id": f"chatcmpl-{number}"}, [], about=about))
+    await store.put("you", Record({"id": "chatcmpl-you"}, [], about={"created": 1.0, "model": "a", "metadata": {}}))
+    await store.put("me", record("resp_1"))
+    assert await store.listed("me", "chatcmpl-", None, {}) == [f"chatcmpl-{number}" for number in (3, 2, 1, 0)]
+    assert await store.listed("me", "chatcmpl-", "a", {}) == ["chatcmpl-2", "chatcmpl-0"]
+    assert await store.listed("me", "chatcmpl-", None, {"of": "1", "a.b": "x"}) == ["chatcmpl-1"]
+    assert await store.listed("me", "chatcmpl-", None, {"of": "1", "a.b": "y"}) == []
+    await store.aclose()
+
+
+async def test_many_small_records_make_room_for_a_large_one_of_another() -> None:
+    store = ResponseStore(max_bytes=400_000)
+    for number in range(500):
+        await store.put("me", record(f"resp_{number}"))
+    held = store._bytes
+    assert 500 * 512 < held < 400_000
+    large = os.urandom(150_000).hex()
+    await store.put("you", record("resp_you", large))
+    assert await store.get("you", "resp_you")
+    assert store._bytes <= 400_000 and store._bytes == store._held()
+    kept = [bool(await store.get("me", f"resp_{number}")) for number in range(500)]
+    assert kept == sorted(kept) and kept[-1] and not kept[0]  # the oldest have gone
     await store.aclose()

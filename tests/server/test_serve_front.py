@@ -228,6 +228,22 @@ def test_what_one_keeps_all_find_and_figures_are_of_all(served: Served) -> None:
     until(lambda: total(served, name) >= counted[0] + 6, WAIT_S)  # once their answers are told
 
 
+def test_the_last_requests_are_told_whoever_took_them(served: Served) -> None:
+    clients = by_process(served, 12)
+    ids = {f"req-{number}" for number in range(12)}
+    for client, name in zip(clients, sorted(ids), strict=True):
+        body = {"prompt": "Hello", "max_tokens": 1}
+        client.post("/v1/completions", json=body, headers={"X-Request-Id": name}).raise_for_status()
+
+    def told(client: httpx.Client) -> list[str]:
+        return [one["request_id"] for one in client.get("/requests").json()["requests"]]
+
+    until(lambda: all(ids <= set(told(client)) for client in clients), WAIT_S)  # once their answers are told
+    assert [name for name in told(clients[0]) if name in ids] == sorted(ids)
+    began = [one["began"] for one in clients[0].get("/requests").json()["requests"]]
+    assert began == sorted(began)
+
+
 def test_a_silent_http_process_keeps_nobody_else(served: Served) -> None:
     """What it has counted is told by others meanwhile, and the engine's death is nobody's end but, perhaps, its own."""
     alone = [Reader(client, seed) for seed, client in enumerate(by_process(served, SEEDS))]

@@ -10,8 +10,11 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.core.constraint import ToolChoice, ToolMode
+from penstock.core.sampling import SamplingParams
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.text.parsers.format import choose
+from penstock.text.parsers.reading import Reading, answer_readers
 from tests.server.support import Running, running, script_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -158,3 +161,17 @@ def test_calls_cut_off_are_closed(api: openai.OpenAI, text: TextPipeline) -> Non
     assert answer.choices[0].finish_reason == "length"
     calls = answer.choices[0].message.tool_calls or []
     assert json.loads(calls[0].function.arguments)["seats"] == 2
+
+
+@pytest.mark.parametrize("written", ["<tool_call>", '<tool_call>\n{"na', '<tool_call>\n{"name": "book", "arg'])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_required_call_that_is_cut_off_is_no_text(text: TextPipeline, written: str, others: int) -> None:
+    """Where one function alone can be meant, its call is told without arguments."""
+    tools = [TOOL, *[{"type": "function", "function": {"name": "other"}}] * others]
+    choice = ToolChoice(ToolMode.REQUIRED)
+    reading = Reading.of(text.answers, text.tokenizer, (1,), HELLO, tools, choice, False, "id")
+    (reader,) = answer_readers(text.tokenizer, SamplingParams(), False, reading, text.mark_ids).values()
+    told = reader.push(text.tokenizer.encode(written), True).told
+    assert "".join(part.text for part in told) == ""
+    calls = [(call.name, call.arguments) for part in told for call in part.tool_calls]
+    assert calls == ([] if others else [("book", "{}")])

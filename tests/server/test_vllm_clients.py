@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from penstock.engine.text_pipeline import TextPipeline
-from tests.server.support import Running
+from tests.server.support import ANSWER, Running
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT: dict[str, Any] = {"messages": HELLO}
@@ -135,3 +135,90 @@ def test_special_tokens_around_a_chat_where_asked_for(sent: httpx.Client, text: 
     for asked in (True, False, None):
         found = sent.post("/tokenize", json={**CHAT, "add_special_tokens": asked}).json()["tokens"]
         assert found == text.tokenizer.encode(rendered, add_special_tokens=asked is True)
+
+
+def test_a_prompt_is_cut_where_that_is_asked(api: openai.OpenAI, server: Running, text: TextPipeline) -> None:
+    ids = text.tokenizer.encode("A table for two at seven, please, by the window.")
+    for side, kept in ((None, ids[-5:]), ("left", ids[-5:]), ("right", ids[:5])):
+        asked: Any = {"truncate_prompt_tokens": 5, "truncation_side": side}
+        api.completions.create(model="scripted", prompt=ids, extra_body=asked, max_tokens=1)
+        assert list(server.runner.seen[-1].prompt_ids) == kept
+    context = server.engine.scheduler.options.max_model_len
+    for path, body in (("/v1/completions", {"prompt": [7] * (context + 9)}), ("/v1/chat/completions", CHAT)):
+        more = {"truncate_prompt_tokens": -1, "max_tokens": 10}
+        assert httpx.post(server.url + path, json={**body, **more}).status_code == 200
+    assert len(server.runner.seen[-2].prompt_ids) == context - 10
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "truncate_prompt_tokens": context + 1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+
+
+def test_an_answer_begins_with_the_message_it_goes_on_from(api: openai.OpenAI, sent: httpx.Client) -> None:
+    messages: Any = [*HELLO, {"role": "assistant", "content": "Well, "}]
+    more = {"add_generation_prompt": False, "continue_final_message": True, "echo": True}
+    whole = api.chat.completions.create(model="scripted", messages=messages, extra_body=more).choices[0].message
+    assert whole.content == "Well, " + ANSWER
+    told = chunks(sent, "/v1/chat/completions", {"messages": messages, **more})
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in told) == whole.content
+    alone = api.chat.completions.create(model="scripted", messages=HELLO, extra_body={"echo": True})  # type: ignore[arg-type]
+    assert alone.choices[0].message.content == ANSWER
+
+
+def test_tokens_by_their_ids_and_the_prompts_text(api: openai.OpenAI, sent: httpx.Client, server: Running) -> None:
+    named = [f"token_id:{token}" for token in server.runner.script]
+    asked = {"return_tokens_as_token_ids": True, "return_prompt_text": True}
+    chat: Any = api.chat.completions.create(
+        model="scripted",
+        messages=HELLO,
+        logprobs=True,
+        top_logprobs=1,
+        extra_body=asked,  # type: ignore[arg-type]
+    )
+    content = chat.choices[0].logprobs.content
+    assert [entry.token for entry in content] == named[: len(content)]
+    assert [entry.top_logprobs[0].token for entry in content] == [entry.token for entry in content]
+    assert "<|im_start|>user\nHello<|im_end|>" in chat.prompt_text
+    assert chunks(sent, "/v1/chat/completions", {**CHAT, **asked})[0]["prompt_text"] == chat.prompt_text
+    text: Any = api.completions.create(
+        model="scripted", prompt="Hello", logprobs=1, extra_body={"return_tokens_as_token_ids": True}
+    )
+    found = text.choices[0].logprobs
+    assert found.tokens == named[: len(found.tokens)]
+    assert [list(top) for top in found.top_logprobs] == [[token] for token in found.tokens]
+
+
+def test_rendered_prompts_tell_where_tokens_are(sent: httpx.Client) -> None:
+    told = sent.post("/v1/chat/completions/render", json={**CHAT, "return_token_offsets": True}).json()
+    assert "".join(told["prompt"][start:end] for start, end in told["token_offsets"]) == told["prompt"]
+    assert len(told["token_offsets"]) == len(told["token_ids"])
+    (text,) = sent.post("/v1/completions/render", json={"prompt": "Wie süß 🦩!", "return_token_offsets": True}).json()
+    spans = text["token_offsets"]
+    assert all(start < end for start, end in spans)
+    assert [start for start, _ in spans] == sorted(start for start, _ in spans)
+    assert {place for start, end in spans for place in range(start, end)} == set(range(len("Wie süß 🦩!")))
+    assert sent.post("/v1/chat/completions/render", json=CHAT).json()["token_offsets"] is None
+
+
+def test_an_answer_that_goes_round_in_circles_ends(api: openai.OpenAI, server: Running) -> None:
+    size = len(server.runner.script)
+    asked = {"repetition_detection": {"max_pattern_size": size, "min_count": 3}, "ignore_eos": True}
+    answer: Any = api.completions.create(model="scripted", prompt="Hello", max_tokens=500, n=2, extra_body=asked)
+    assert [choice.stop_reason for choice in answer.choices] == ["repetition_detected"] * 2
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    assert answer.usage.completion_tokens == 2 * 3 * size
+    server.until_idle()
+    short = {"repetition_detection": {"max_pattern_size": size - 1, "min_count": 2}, "ignore_eos": True}
+    whole = api.completions.create(model="scripted", prompt="Hello", max_tokens=3 * size, extra_body=short)
+    assert whole.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"max_pattern_size": 4, "min_count": 1}, "repetition_detection.min_count"),
+        ({"max_pattern_size": 4, "min_pattern_size": 5, "min_count": 2}, "repetition_detection.min_pattern_size"),
+        ({"max_pattern_size": 10_000, "min_count": 2}, "repetition_detection.max_pattern_size"),
+    ],
+)
+def test_patterns_that_mean_nothing(sent: httpx.Client, asked: dict[str, int], param: str) -> None:
+    answer = sent.post("/v1/completions", json={**TEXT, "repetition_detection": asked})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -20,11 +20,13 @@ from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
+from penstock.engine.api import Delta
+from penstock.server import active_call, encoding
 from penstock.server import body as bodies
-from penstock.server import encoding
 from penstock.server.body import validate
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.responses.schema import ResponsesBody
+from penstock.server.metrics import Metrics
 from penstock.server.prompts import check_shared, prompts_of
 from penstock.server.strict_json import parse_json
 from penstock.text.length import characters
@@ -97,7 +99,6 @@ def test_reading_a_body_is_linear(shape: str) -> None:
         (CompletionBody, {"prompt": "x", "stop": [1] * 50_000}),
         (ChatBody, {"messages": [1] * 50_000}),
         (ChatBody, {"messages": [{}], "documents": [1] * 50_000}),
-        (ChatBody, {"messages": [{}], "modalities": [1] * 50_000}),
         (ResponsesBody, {"input": "x", "metadata": {f"k{i}": 1 for i in range(50_000)}}),
         (ResponsesBody, {"input": "x", "include": [1] * 50_000}),
     ],
@@ -237,6 +238,38 @@ def test_large_answers_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     assert json.loads(bytes(answer.body)) == expected
     assert sum(sizes) > 1_000_000
     assert max(sizes) < 100_000
+
+
+@pytest.mark.parametrize("prompts", [64, 128])
+async def test_the_times_of_many_prompts_are_told_in_linear_work(prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of their tokens may bring its sequence's times (timings_per_token)."""
+    looks: list[str] = []
+
+    class Counted(active_call.Clock):
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> Any:
+            looks.append(name)
+            return super().__getattribute__(name)
+
+    class Generation:
+        prompt_ids, cached_tokens, queue_seconds = (1, 2, 3), 1, 0.0
+
+        async def aclose(self) -> None:
+            pass
+
+    monkeypatch.setattr(active_call, "Clock", Counted)
+    requests = [request(prompt="x")] * prompts
+    metrics = Metrics().model("m")
+    call = active_call.ActiveCall(requests, [Generation()] * prompts, metrics, time.monotonic())  # type: ignore[list-item]
+    for index in range(prompts):
+        call._observe(index, Delta(0, text="a", token_ids=(7,)), cancelled=False)
+        told = call.timings(index)
+        assert (told["prompt_n"], told["cache_n"], told["predicted_n"]) == (2, 1, 1)
+        assert call.prompt_progress(index)["total"] == 3
+    assert call.timings()["predicted_n"] == prompts
+    await call.aclose()
+    assert prompts <= len(looks) <= 40 * prompts
 
 
 def test_queries_have_few_fields(server: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -12,14 +13,16 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import param_names
+from penstock.core.request import Truncation
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.body import read_body
-from penstock.server.context import ServerContext
-from penstock.server.dialects.embeddings import ONE_TOKEN, answered, written
+from penstock.server.context import ModelContext, ServerContext
+from penstock.server.dialects.embeddings import ONE_TOKEN, answered
 from penstock.server.document import takes
 from penstock.server.encoding import made_answer
 from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
+from penstock.server.vectors import written
 
 # What Cohere calls kinds of texts → names that models have for the prompts before them, the usual ones first.
 KINDS: Mapping[str, Sequence[str]] = {
@@ -35,16 +38,17 @@ Form = Literal["float", "base64", "binary", "ubinary"]
 class CohereEmbedBody(RequestBody):
     """POST /v2/embed. `input_type` chooses the model's prompt for such texts, where it has one.
 
-    Nothing is cut, so `truncate` can be "NONE" only.
+    A text that is too long is cut at its end unless `truncate` says otherwise, as at Cohere.
     """
 
     texts: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=limits.MAX_PROMPTS_PER_CALL)
     ]
-    input_type: Kind
+    input_type: Kind | None = None
     embedding_types: Annotated[list[Form], Field(min_length=1, max_length=4)] | None = None
     output_dimension: int | None = None
-    truncate: Literal["NONE"] | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
 
 
 def _signs(result: Pooled, *, signed: bool) -> list[int]:
@@ -60,6 +64,11 @@ def _in_form(results: Sequence[Pooled], form: Form) -> list[Any]:
     return [written(result.values, form) for result in results]
 
 
+def _most(body: CohereEmbedBody, model: ModelContext) -> int | None:
+    """Tokens that a text is cut to, None for the context's."""
+    return None if body.max_tokens is None else min(body.max_tokens, model.max_model_len() or body.max_tokens)
+
+
 def cohere_router(context: ServerContext) -> APIRouter:
     """The route over one service."""
     router = APIRouter()
@@ -72,8 +81,11 @@ def cohere_router(context: ServerContext) -> APIRouter:
         pooling = model.frontend.text.pooling
         with param_names({"dimensions": "output_dimension"}):
             params = pooling.embedding(body.output_dimension)
-        name = next((known for known in KINDS[body.input_type] if known in pooling.prompts.texts), None)
-        sent = [text_request(request, body, text, ONE_TOKEN) for text in pooling.prompted(body.texts, name)]
+        known = KINDS[body.input_type] if body.input_type is not None else ()
+        name = next((prompt for prompt in known if prompt in pooling.prompts.texts), None)
+        cut = None if body.truncate == "NONE" else Truncation(_most(body, model), body.truncate == "START", 0)
+        texts = pooling.prompted(body.texts, name)
+        sent = [replace(text_request(request, body, text, ONE_TOKEN), truncation=cut) for text in texts]
         work = pool_all(model.frontend, sent, [params] * len(sent), "texts")
         results = await answered(model, request, work)
         forms = dict.fromkeys(body.embedding_types or ("float",))

@@ -2,48 +2,73 @@
 
 from __future__ import annotations
 
-import base64
-import sys
 import time
 import uuid
 from array import array
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
 from penstock.config import limits
-from penstock.config.errors import OverloadedError, ParameterError
+from penstock.config.errors import OverloadedError, ParameterError, RequestError
 from penstock.core.pooling import PoolingKind, PoolingParams
-from penstock.core.request import FinishReason
+from penstock.core.request import FinishReason, GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.account import account_of
 from penstock.server.auth import owner_of
-from penstock.server.body import read_body
+from penstock.server.body import read_body, translated
 from penstock.server.connected import while_connected
 from penstock.server.context import ModelContext, ServerContext
+from penstock.server.conversation import checked_messages, template_kwargs
 from penstock.server.document import takes
 from penstock.server.encoding import json_response, made_answer
 from penstock.server.handed_on import handed_on
-from penstock.server.prompts import prompts_of, text_request
-from penstock.server.shapes import Prompt, RequestBody
+from penstock.server.prompts import cache_salt, prompts_of, text_request
+from penstock.server.shapes import PROMPT, Messages, Name, PromptOrNull
+from penstock.server.truncation import CutBody, truncation
+from penstock.server.vectors import written
 
 ONE_TOKEN = SamplingParams(max_tokens=1)  # a request must have some, also one that generates nothing
 
 
-class InputBody(RequestBody):
-    """Texts or token ids."""
+class PooledBody(CutBody):
+    """What vLLM's clients may say wherever nothing is generated."""
 
-    input: Prompt
+    request_id: Name | None = None
+    use_activation: bool | None = None
+
+
+class InputBody(PooledBody):
+    """Texts or token ids; or a chat in the model's template."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["input"], "properties": {"input": PROMPT, "messages": {"type": "null"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}, "input": {"type": "null"}}},
+            ]
+        }
+    )
+
+    input: PromptOrNull = None
+    messages: Messages | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class EmbeddingBody(InputBody):
     """POST /v1/embeddings. `normalize` overrides what the model's files say; `prompt_name` names one of its prompts."""
 
     encoding_format: Literal["float", "base64"] | None = None
+    embed_dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    endianness: Literal["native", "little", "big"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
     prompt_name: Annotated[str, Field(min_length=1)] | None = None
@@ -79,16 +104,6 @@ async def answered(model: ModelContext, request: Request, work: Coroutine[Any, A
     return results
 
 
-def written(values: array[float], encoding: str | None) -> Any:
-    """Numbers, or base64 of little-endian float32."""
-    if encoding != "base64":
-        return values.tolist()
-    if sys.byteorder == "big":
-        values = array("f", values)
-        values.byteswap()
-    return base64.b64encode(values.tobytes()).decode()
-
-
 def _each_token(result: Pooled, params: PoolingParams) -> Sequence[array[float]]:
     if params.kind is not PoolingKind.ALL:
         return [result.values]
@@ -106,7 +121,7 @@ def listed(model: ModelContext, kind: str, results: Sequence[Pooled], data: list
 
 def _embeddings(model: ModelContext, body: EmbeddingBody, results: Sequence[Pooled]) -> dict[str, Any]:
     data: list[dict[str, Any]] = [
-        {"object": "embedding", "index": index, "embedding": written(result.values, body.encoding_format)}
+        {"object": "embedding", "index": index, "embedding": _encoded(result.values, body)}
         for index, result in enumerate(results)
     ]
     return listed(model, "embd", results, data)
@@ -115,23 +130,79 @@ def _embeddings(model: ModelContext, body: EmbeddingBody, results: Sequence[Pool
 def _states(model: ModelContext, body: PoolingBody, results: Sequence[Pooled], params: PoolingParams) -> dict[str, Any]:
     data: list[dict[str, Any]] = []
     for index, result in enumerate(results):
-        values = [written(part, body.encoding_format) for part in _each_token(result, params)]
+        values = [_encoded(part, body) for part in _each_token(result, params)]
         told = values if params.kind is PoolingKind.ALL else values[0]
         data.append({"object": "pooling", "index": index, "data": told})
     return listed(model, "pool", results, data)
 
 
+def _encoded(values: array[float], body: EmbeddingBody) -> Any:
+    return written(values, body.encoding_format, body.embed_dtype, body.endianness)
+
+
+def activated(params: PoolingParams, asked: bool | None) -> PoolingParams:
+    """Pooling whose last function, of scores the softmax, of vectors the length, is left out or not as asked."""
+    if asked is None or (asked and (params.classify or params.choices)):
+        return params
+    return replace(params, normalize=asked and not params.classify and not params.choices, activation="")
+
+
+def _chat(request: Request, body: InputBody) -> GenerationRequest:
+    """A chat of which the states are wanted, of which nothing is asked to go on."""
+    return GenerationRequest(
+        request_id=uuid.uuid4().hex,
+        sampling=ONE_TOKEN,
+        messages=checked_messages(body.messages or ()),
+        add_generation_prompt=bool(body.add_generation_prompt),
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=template_kwargs(body.chat_template_kwargs, None, chat_template=body.chat_template),
+        add_special_tokens=body.add_special_tokens,
+        priority=body.priority or 0,
+        cache_salt=cache_salt(body),
+        owner=owner_of(request),
+    )
+
+
+def _requests(request: Request, model: ModelContext, body: InputBody, params: PoolingParams) -> list[GenerationRequest]:
+    if (body.input is None) == (body.messages is None):
+        raise RequestError("Send exactly one of input and messages.", param="input", code="invalid_value")
+    if body.messages is not None:
+        if body.add_generation_prompt and body.continue_final_message:
+            raise ParameterError("continue_final_message", True, "only with add_generation_prompt: false")
+        return [_chat(request, body)]
+    texts = prompts_of(body.input, "input")
+    if isinstance(body, EmbeddingBody) and not params.classify:
+        texts = model.frontend.text.pooling.prompted(texts, body.prompt_name, body.prompt)
+    return [text_request(request, body, text, ONE_TOKEN) for text in texts]
+
+
+async def pooled_inputs(request: Request, model: ModelContext, body: InputBody, params: PoolingParams) -> list[Pooled]:
+    """What a model makes of each of a body's inputs."""
+    model.check_template(body.chat_template)
+    model.require_ready()
+    sent = await translated(request, _requests, request, model, body, params)
+    field = "input" if body.messages is None else "messages"
+    cut = truncation(body)
+    asked = [replace(each, truncation=cut) for each in sent]
+    pooled = [activated(params, body.use_activation)] * len(asked)
+    return await answered(model, request, pool_all(model.frontend, asked, pooled, field))
+
+
+async def classified(request: Request, context: ServerContext, body: ClassifyBody) -> Response:
+    """The labels of texts, as vLLM tells them."""
+    model = await context.model(request, body.model)
+    pooling = model.frontend.text.pooling
+    results, data = await pooled_inputs(request, model, body, pooling.classification()), []
+    for index, result in enumerate(results):
+        best = max(range(len(result.values)), key=result.values.__getitem__)
+        entry = {"index": index, "label": pooling.labels[best], "probs": result.values.tolist()}
+        data.append({**entry, "num_classes": len(result.values)})
+    return json_response(listed(model, "classify", results, data))
+
+
 def embeddings_router(context: ServerContext) -> APIRouter:
     """The routes over one server's context."""
     router = APIRouter()
-
-    async def run(request: Request, model: ModelContext, body: InputBody, params: PoolingParams) -> list[Pooled]:
-        model.require_ready()
-        texts = prompts_of(body.input, "input")
-        if isinstance(body, EmbeddingBody) and not params.classify:
-            texts = model.frontend.text.pooling.prompted(texts, body.prompt_name, body.prompt)
-        sent = [text_request(request, body, text, ONE_TOKEN) for text in texts]
-        return await answered(model, request, pool_all(model.frontend, sent, [params] * len(sent)))
 
     @router.post("/v1/embeddings", summary="Embed texts", openapi_extra=takes(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
@@ -140,22 +211,8 @@ def embeddings_router(context: ServerContext) -> APIRouter:
         body = await read_body(request, EmbeddingBody)
         model = await context.model(request, body.model)
         params = model.frontend.text.pooling.embedding(body.dimensions, body.normalize)
-        results = await run(request, model, body, params)
+        results = await pooled_inputs(request, model, body, params)
         return await made_answer(lambda: _embeddings(model, body, results))
-
-    async def classify(request: Request) -> Response:
-        body = await read_body(request, ClassifyBody)
-        model = await context.model(request, body.model)
-        pooling = model.frontend.text.pooling
-        results, data = await run(request, model, body, pooling.classification()), []
-        for index, result in enumerate(results):
-            best = max(range(len(result.values)), key=result.values.__getitem__)
-            entry = {"index": index, "label": pooling.labels[best], "probs": result.values.tolist()}
-            data.append({**entry, "num_classes": len(result.values)})
-        return json_response(listed(model, "classify", results, data))
-
-    for path in ("/classify", "/v1/classify"):
-        router.post(path, summary="Classify texts", openapi_extra=takes(ClassifyBody))(classify)
 
     @router.post("/pooling", summary="Pooled states of texts", openapi_extra=takes(PoolingBody))
     async def pooled(request: Request) -> Response:
@@ -169,7 +226,7 @@ def embeddings_router(context: ServerContext) -> APIRouter:
             params = pooling.classification()
         else:
             params = pooling.embedding(body.dimensions, body.normalize, each_token=task == "token_embed")
-        results = await run(request, model, body, params)
+        results = await pooled_inputs(request, model, body, params)
         return await made_answer(lambda: _states(model, body, results, params))
 
     return router

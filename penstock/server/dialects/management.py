@@ -13,7 +13,7 @@ from starlette.responses import Response
 from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.host.entry import ModelEntry, ModelState
-from penstock.host.host import Host
+from penstock.host.model_host import ModelHost
 from penstock.host.source import ModelSource
 from penstock.server.active_call import EventStream, event
 from penstock.server.auth import AdminKeys
@@ -67,7 +67,7 @@ MANAGEMENT_BODIES = (LoadBody, UnloadInstanceBody, TabbyLoadBody, LaunchBody)
 class Management:
     """What all these routes do, for those who may."""
 
-    def __init__(self, context: ServerContext, host: Host, keys: AdminKeys) -> None:
+    def __init__(self, context: ServerContext, host: ModelHost, keys: AdminKeys) -> None:
         self.context, self.host = context, host
         self._keys = keys
 
@@ -100,7 +100,7 @@ class Management:
         return list(self.host.told())
 
 
-def management_router(context: ServerContext, host: Host, keys: AdminKeys) -> APIRouter:
+def management_router(context: ServerContext, host: ModelHost, keys: AdminKeys) -> APIRouter:
     """The routes over a host's models."""
     router, management = APIRouter(), Management(context, host, keys)
     _add_llama(router, management)
@@ -124,7 +124,7 @@ def _add_llama(router: APIRouter, management: Management) -> None:
     @router.post("/models/load", summary="Begin to load a model", openapi_extra=takes(LoadBody))
     async def load(request: Request) -> Response:
         body = await read_body(request, LoadBody)
-        management.host.start_load(await management.model(request, body.model))
+        await management.host.begin_load(await management.model(request, body.model))
         return json_response({"success": True})
 
     @router.post("/models/unload", summary="Unload a model", openapi_extra=takes(LoadBody))
@@ -135,11 +135,10 @@ def _add_llama(router: APIRouter, management: Management) -> None:
 
 def _add_lm_studio(router: APIRouter, management: Management) -> None:
     def described(entry: ModelEntry) -> dict[str, Any]:
-        info = entry.frontend.info if entry.usable and entry.frontend is not None else None
-        generates = entry.text is None or entry.text.pooling.generates
+        info = entry.info
         instance = {"id": entry.name, "config": {"context_length": info.max_model_len if info else 0}}
         return {
-            "type": "llm" if generates else "embedding",
+            "type": "llm" if entry.generates else "embedding",
             "publisher": "penstock",
             "key": entry.name,
             "display_name": entry.name,
@@ -173,7 +172,7 @@ def _add_tabby(router: APIRouter, management: Management) -> None:
 
     def card(entry: ModelEntry) -> dict[str, Any]:
         about: dict[str, Any] = {"id": entry.name, "object": "model", "created": created, "owned_by": "penstock"}
-        info = entry.frontend.info if entry.usable and entry.frontend is not None else None
+        info = entry.info
         parameters = None if info is None else {"max_seq_len": info.max_model_len, "max_batch_size": info.max_num_seqs}
         return {**about, "parameters": parameters}
 
@@ -207,9 +206,9 @@ def _add_tabby(router: APIRouter, management: Management) -> None:
         return Response()
 
 
-async def _progress(host: Host, source: ModelSource) -> AsyncIterator[bytes]:
+async def _progress(host: ModelHost, source: ModelSource) -> AsyncIterator[bytes]:
     """How a load goes, as TabbyAPI tells it: shares of the weights, then that it is done."""
-    entry = host.start_load(source)
+    entry = await host.begin_load(source)
     while entry.state in (ModelState.WAITING, ModelState.LOADING):
         done, total = entry.progress
         yield event({"model_type": "model", "module": done, "modules": total, "status": "processing"})

@@ -12,11 +12,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.host.entry import ModelEntry, ModelState
-from penstock.host.host import Host
+from penstock.host.model_host import ModelHost
 from penstock.server.context import ServerContext
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
-from penstock.server.errors import Dialect, dialect_of_scope
+from penstock.server.spoken import Dialect, dialect_of_scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,10 @@ def models_router(context: ServerContext) -> APIRouter:
     async def all_models() -> Sequence[_Listed]:
         if context.models.host is not None:
             return await _of_host(context.models.host)
-        return [_Listed(model.model, model.max_model_len(), {}) for model in context.models.all()]
+        (model,) = context.models.all()
+        length, others = model.max_model_len(), [name for name in context.models.names() if name != model.model]
+        return [_Listed(model.model, length, {}), *(_Listed(name, length, {"root": model.model}) for name in others)]
 
-    @router.get("/v1/models", summary="List the models served", openapi_extra=gives("application/json"))
     async def models(request: Request) -> Response:
         found = await all_models()
         data = [described(request, model) for model in found]
@@ -55,6 +56,9 @@ def models_router(context: ServerContext) -> APIRouter:
             ends = {"first_id": found[0].name if found else None, "last_id": found[-1].name if found else None}
             listed = {"data": data, "has_more": False, **ends}
         return json_response(listed)
+
+    for path in ("/v1/models", "/models") if context.models.host is None else ("/v1/models",):
+        router.get(path, summary="List the models served", openapi_extra=gives("application/json"))(models)
 
     @router.get("/v1/models/{model:path}", summary="Describe a model", openapi_extra=gives("application/json"))
     async def model(request: Request, model: str) -> Response:
@@ -79,12 +83,12 @@ def status_of(entry: ModelEntry) -> dict[str, Any]:
     return told
 
 
-async def _of_host(host: Host) -> Sequence[_Listed]:
+async def _of_host(host: ModelHost) -> Sequence[_Listed]:
     """Every model by its own name and by its aliases."""
     await host.refresh()
     found = []
     for entry in host.told():
-        length = entry.frontend.info.max_model_len if entry.usable and entry.frontend is not None else None
+        length = None if entry.info is None else entry.info.max_model_len
         state = "remote" if entry.source.remote else entry.told_state
         more: dict[str, Any] = {"state": state, "status": status_of(entry)}
         found.append(_Listed(entry.name, length, more))

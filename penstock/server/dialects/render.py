@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from penstock.config.errors import param_names
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.body import read_body, translated
+from penstock.server.context import ModelContext
 from penstock.server.dialects.openai.routes import named
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call, sent_names
@@ -27,9 +30,9 @@ from penstock.server.prompts import check_shared
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """A chat as it would run: its model's name, its body and call, its prompt and the prompt's tokens."""
+    """A chat as it would run: its model, its body and call, its prompt and the prompt's tokens."""
 
-    model: str
+    context: ModelContext
     body: ChatBody
     call: OpenAICall
     prompt: str
@@ -48,13 +51,15 @@ def render_router(responses: Responses) -> APIRouter:
         with param_names(sent_names(body)):
             call = named(await translated(request, chat_call, body, model.frontend.text.defaults), request)
             prompt = await asyncio.to_thread(model.frontend.render, call.requests[0])
-            return _Chat(model.model, body, call, prompt, await model.frontend.tokenize(call.requests[0]))
+            return _Chat(model, body, call, prompt, await model.frontend.tokenize(call.requests[0]))
 
     @router.post("/v1/chat/completions/render", summary="A chat as it would run", openapi_extra=takes(ChatBody))
     async def render_chat(request: Request) -> Response:
         chat = await chat_request(request)
         call = chat.call
-        return await json_answer(_rendered(chat.body, chat.model, call.id, call.requests[0], chat.prompt, chat.ids))
+        told = _rendered(chat.body, chat.context.model, call.id, call.requests[0], chat.prompt, chat.ids)
+        offsets = await asyncio.to_thread(_offsets, chat.body, chat.context, chat.prompt, chat.ids)
+        return await json_answer({**told, "token_offsets": offsets})
 
     @router.post("/v1/completions/render", summary="Texts as they would run", openapi_extra=takes(CompletionBody))
     async def render_texts(request: Request) -> Response:
@@ -71,7 +76,8 @@ def render_router(responses: Responses) -> APIRouter:
             result = []
             for index, (item, ids) in enumerate(found):
                 prompt = frontend.detokenize(ids) if item.prompt is None else item.prompt
-                result.append(_rendered(body, model.model, f"{call.id}-{index}", item, prompt, ids))
+                told = _rendered(body, model.model, f"{call.id}-{index}", item, prompt, ids)
+                result.append({**told, "token_offsets": _offsets(body, model, prompt, ids)})
             return result
 
         return await made_answer(made)
@@ -80,13 +86,38 @@ def render_router(responses: Responses) -> APIRouter:
     async def apply_template(request: Request) -> Response:
         return await json_answer({"prompt": (await chat_request(request)).prompt})
 
-    @router.post("/v1/chat/completions/input_tokens", summary="Count a chat's tokens", openapi_extra=takes(ChatBody))
     async def input_tokens(request: Request) -> Response:
         ids = (await chat_request(request)).ids
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
+    for prefix in ("/v1", ""):
+        path = f"{prefix}/chat/completions/input_tokens"
+        router.post(path, summary="Count a chat's tokens", openapi_extra=takes(ChatBody))(input_tokens)
+
     _count_responses(router, responses)
     return router
+
+
+def _offsets(body: Sampling, model: ModelContext, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The characters that each token stands for, from the first to behind the last, where they are asked for.
+
+    None also where tokens do not spell the prompt as it is: it was cut, or its letters are made small. Each of several
+    tokens that make up one character has all of it.
+    """
+    if not body.return_token_offsets:
+        return None
+    pieces = [model.frontend.token_bytes(token) for token in ids]
+    if b"".join(pieces) != prompt.encode():
+        return None
+    starts = [byte & 0xC0 != 0x80 for piece in pieces for byte in piece]  # the first byte of a character
+    seen = [0, *accumulate(starts)]  # characters that have begun before each byte, and before the end
+    found, place = [], 0
+    for piece in pieces:
+        inside = bool(piece) and not starts[place]
+        end = place + len(piece)
+        found.append((seen[place] - inside, seen[end]))
+        place = end
+    return found
 
 
 def _rendered(
@@ -116,6 +147,6 @@ def _count_responses(router: APIRouter, responses: Responses) -> None:
         model = await context.model(request, body.model)
         model.require_ready()
         with param_names(response_names(body)):
-            _, prompt = await responses.prompt(request, body, SamplingParams())
+            prompt = (await responses.prompt(request, body, SamplingParams())).request
             ids = await model.frontend.tokenize(prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})

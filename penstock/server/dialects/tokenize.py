@@ -1,24 +1,30 @@
-"""vLLM's routes for turning text or chats into token ids and back."""
+"""Text or chats into token ids and back, as vLLM and llama-server have it: the fields of a body tell which is meant."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import ConfigDict
+from pydantic import ConfigDict, WithJsonSchema
 from starlette.responses import Response
 
-from penstock.config.errors import RequestError
+from penstock.config.errors import RequestError, param_names
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.body import read_body, translated
-from penstock.server.context import ServerContext
+from penstock.engine.frontend import Frontend
+from penstock.server.body import Marked, read_body, read_either, translated
+from penstock.server.context import ModelContext, ServerContext
 from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs
+from penstock.server.dialects.tgi.routes import simple_tokens
+from penstock.server.dialects.tgi.schema import TgiTokenizeBody
 from penstock.server.document import takes
 from penstock.server.encoding import made_answer
 from penstock.server.errors import bad_value
-from penstock.server.shapes import Body, Messages, Objects, TokenIds, Tools
+from penstock.server.mixed_prompts import mixed_ids
+from penstock.server.shapes import STRING, Body, Exact, Messages, Objects, TokenIds, Tools, whole
+from penstock.server.spoken import Dialect
 
 
 class TokenizeBody(Body):
@@ -44,6 +50,23 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Objects | None = None
     return_token_strs: bool | None = None
+
+
+_CONTENT: dict[str, Any] = {
+    "anyOf": [STRING, {"type": "array", "items": {"anyOf": [STRING, {"type": "integer", "minimum": 0}]}}]
+}
+
+
+class LlamaTokenizeBody(Exact):
+    """llama-server's body: a text under `content`, or a list of texts and token ids. Unknown fields are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    content: Annotated[Any, WithJsonSchema(_CONTENT)]
+    model: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeBody(Body):
@@ -72,13 +95,51 @@ def _request(body: TokenizeBody) -> GenerationRequest:
     )
 
 
+def _text_tokens(body: LlamaTokenizeBody, frontend: Frontend) -> dict[str, Any]:
+    """llama-server's answer: ids, or each with its text, or with its bytes where they are no text."""
+    pieces, vocab_size = whole(body.content), frontend.info.vocab_size
+    pieces = [pieces] if isinstance(pieces, str) else pieces
+    if not isinstance(pieces, list) or not set(map(type, pieces)) <= {int, str}:
+        raise bad_value("content", body.content, "a string, or a list of strings and token ids")
+    special = body.parse_special is not False
+    ids = mixed_ids(pieces, "content", frontend, add_special=bool(body.add_special), parse_special=special)
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, int) and not 0 <= piece < vocab_size:
+            raise bad_value(f"content[{index}]", piece, f"token ids below {vocab_size}")
+    return {"tokens": [{"id": token, "piece": _piece(frontend, token)} for token in ids] if body.with_pieces else ids}
+
+
+def _piece(frontend: Frontend, token: int) -> str | list[int]:
+    raw = frontend.token_bytes(token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+async def _tgi_tokens(model: ModelContext, body: TgiTokenizeBody) -> Response:
+    """TGI's answer: each token with its text and place."""
+    model.require_ready()
+    added = body.add_special_tokens is not False
+    asked = GenerationRequest(uuid.uuid4().hex, SamplingParams(), prompt=body.inputs, add_special_tokens=added)
+    with param_names({"prompt": "inputs"}):
+        ids = await model.frontend.tokenize(asked)
+    return await made_answer(lambda: simple_tokens(model.frontend, body.inputs, ids))
+
+
 def tokenize_router(context: ServerContext) -> APIRouter:
     """The routes over one server's context."""
     router = APIRouter()
 
     async def tokenize(request: Request) -> Response:
-        body = await read_body(request, TokenizeBody)
+        llama, tgi = Marked("content", LlamaTokenizeBody), Marked("inputs", TgiTokenizeBody, Dialect.TGI)
+        body: TokenizeBody | LlamaTokenizeBody | TgiTokenizeBody = await read_either(request, TokenizeBody, llama, tgi)
         model = await context.model(request, body.model)
+        if isinstance(body, TgiTokenizeBody):
+            return await _tgi_tokens(model, body)
+        if isinstance(body, LlamaTokenizeBody):
+            model.require_ready()
+            return await made_answer(partial(_text_tokens, body, model.frontend))
         model.check_template(body.chat_template)
         model.require_ready()
         try:
@@ -105,12 +166,17 @@ def tokenize_router(context: ServerContext) -> APIRouter:
             if max(body.tokens, default=0) >= vocab_size:
                 index = next(index for index, token in enumerate(body.tokens) if token >= vocab_size)
                 raise bad_value(f"tokens[{index}]", body.tokens[index], f"token ids below {vocab_size}")
-            return {"prompt": model.frontend.detokenize(body.tokens)}
+            text = model.frontend.detokenize(body.tokens)
+            return {"prompt": text, "content": text}  # vLLM's name and llama-server's
 
         return await made_answer(made)
 
     for prefix in ("", "/v1"):
-        router.post(f"{prefix}/tokenize", summary="Text to token ids", openapi_extra=takes(TokenizeBody))(tokenize)
+        router.post(
+            f"{prefix}/tokenize",
+            summary="Text to token ids",
+            openapi_extra=takes(TokenizeBody, others=(LlamaTokenizeBody, TgiTokenizeBody)),
+        )(tokenize)
         router.post(f"{prefix}/detokenize", summary="Token ids to text", openapi_extra=takes(DetokenizeBody))(
             detokenize
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.host.host import KeepAlive
+from penstock.host.model_host import KeepAlive
 
 _PART: Final = re.compile(r"(?<![\d.])(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 _SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

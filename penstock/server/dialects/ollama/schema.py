@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
+from penstock.server.sampler_fields import within
 from penstock.server.shapes import (
     FUNCTION_NAME,
     STRING,
@@ -56,6 +57,11 @@ class Options(Loose):
     seed: Annotated[int, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY)] | None = None
+    repeat_last_n: Annotated[int, within("repeat_last_n")] | None = None
+    tfs_z: Annotated[float, Field(ge=0)] | None = None
+    mirostat: Annotated[int, within("mirostat")] | None = None
+    mirostat_tau: Annotated[float, within("mirostat_tau")] | None = None
+    mirostat_eta: Annotated[float, within("mirostat_eta")] | None = None
     presence_penalty: Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)] | None = None
 

@@ -14,16 +14,21 @@ from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import checked_messages, checked_tools, thinking_variables
 from penstock.server.dialects.ollama.schema import AnswerBody, GenerateBody, OllamaChatBody, Options
 from penstock.server.errors import bad_value
+from penstock.server.sampler_fields import tail_free
 from penstock.server.sampling import least
 from penstock.server.structured import object_grammar, schema_grammar
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.9})  # Ollama's
-_OURS: Mapping[str, str] = MappingProxyType({"repeat_penalty": "repetition_penalty"})
-_SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty")
+_OURS: Mapping[str, str] = MappingProxyType({"repeat_penalty": "repetition_penalty", "tfs_z": "tfs"})
+_SAME = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
 SENT: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"options.{name}" for name in (*_SAME, "stop")},
         "repetition_penalty": "options.repeat_penalty",
+        "tfs": "options.tfs_z",
         "max_tokens": "options.num_predict",
         "logprobs": "top_logprobs",
         "chat_template": "template",
@@ -130,7 +135,9 @@ def _request(
     body: AnswerBody, defaults: Mapping[str, Any], variables: Mapping[str, Any] | None = None, **prompt: Any
 ) -> GenerationRequest:
     form = body.format
-    asked = schema_grammar(form, "format") if isinstance(form, dict) else object_grammar("format") if form else None
+    asked = object_grammar("format") if form else None
+    if isinstance(form, dict):
+        asked = schema_grammar(form, "format", closed=True)
     mode = None if body.think is None else "enabled" if body.think else "disabled"
     effort = body.think if isinstance(body.think, str) else None
     return GenerationRequest(
@@ -147,6 +154,8 @@ def _sampling(body: AnswerBody, defaults: Mapping[str, Any]) -> SamplingParams:
     options = body.options or Options()
     given = {_OURS.get(name, name): getattr(options, name) for name in (*_SAME, *_OURS)}
     chosen = {**_DEFAULTS, **defaults, **{name: value for name, value in given.items() if value is not None}}
+    if options.tfs_z is not None:
+        chosen["tfs"] = tail_free(options.tfs_z)
     if options.seed is not None and options.seed < 0:  # as in Ollama: any
         del chosen["seed"]
     if options.stop is not None:  # else the model's own

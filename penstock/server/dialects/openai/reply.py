@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.core.constraint import ToolMode
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.active_call import ActiveCall, event
 from penstock.server.dialects.openai.translate import OpenAICall
-from penstock.server.logprobs import LEAST_LOGPROB, logprob_object
+from penstock.server.fingerprint import fingerprint
+from penstock.server.logprobs import logprob_object, said
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
+    from penstock.server.dialects.stored_chats import Keep
 
 
 _FEW = 256  # log-probabilities of tokens that are told at once; more are beside the event loop
@@ -45,9 +45,10 @@ class _Choice:
 class OpenAIReply:
     """The answer to one call, built from deltas."""
 
-    def __init__(self, call: OpenAICall, active: ActiveCall, frontend: Frontend) -> None:
+    def __init__(self, call: OpenAICall, active: ActiveCall, frontend: Frontend, keep: Keep | None = None) -> None:
+        """`keep` is given the whole answer before the last of it is told."""
         self._call = call
-        self._active = active
+        self._active, self._keep = active, keep
         self._frontend = frontend
         self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
         self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in call.requests]
@@ -66,7 +67,10 @@ class OpenAIReply:
         async for index, delta in self._active.deltas():
             self._take(index, delta)
         scored = sum(map(len, self._prompt_logprobs)) + sum(len(choice.logprobs) for choice in self._choices)
-        return self._body() if scored <= _FEW else await asyncio.to_thread(self._body)
+        body = self._body() if scored <= _FEW else await asyncio.to_thread(self._body)
+        if self._keep is not None:
+            await self._keep(body)
+        return body
 
     async def events(self) -> AsyncIterator[bytes]:
         """The chunks of a stream, each a server-sent event, with the closing ones."""
@@ -81,19 +85,25 @@ class OpenAIReply:
             told = partial(self._told_chunk, index, number, delta, first)
             if chunk := told() if scored <= _FEW else await asyncio.to_thread(told):
                 yield chunk
+        if self._keep is not None:
+            await self._keep(await asyncio.to_thread(self._body))
         if self._call.include_usage:
-            yield self._chunk([], True)
+            yield self._chunk([], True, timings=self._active.timings())
         yield b"data: [DONE]\n\n"
 
     def _body(self) -> dict[str, Any]:
         choices = [self._finished(number, choice) for number, choice in enumerate(self._choices)]
-        body = {**self._head, "choices": choices, "usage": self.usage()}
-        return body | self._about_prompt(0) if self._call.chat else body
+        body = {**self._head, "choices": choices, "usage": self.usage(), "timings": self._active.timings()}
+        return body | self._about_prompt(0) | self._prompt_text() if self._call.chat else body
 
     def _told_chunk(self, index: int, number: int, delta: Delta, first: bool) -> bytes:
         """What a stream tells of a delta, b"" for one that has nothing to tell."""
         body = self._chunk_choice(index, number, self._choices[number], delta, first)
-        return b"" if body is None else self._chunk([body], self._call.continuous_usage)
+        if body is None:
+            return b""
+        timed = self._call.timings_per_token or self._choices[number].finish_reason is not None
+        more = {"timings": self._active.timings(index, delta.index)} if timed else {}
+        return self._chunk([body], self._call.continuous_usage, **more)
 
     def usage(self) -> dict[str, Any]:
         prompt = self._active.prompt_tokens
@@ -108,7 +118,7 @@ class OpenAIReply:
         return usage
 
     def _take(self, index: int, delta: Delta) -> None:
-        """Adds a delta to its choice; a stream keeps counts only."""
+        """Adds a delta to its choice; a stream that is not kept has counts only."""
         call = self._call
         choice = self._choices[index * call.n + delta.index]
         if delta.prompt_logprobs:
@@ -117,7 +127,7 @@ class OpenAIReply:
             self._completion_tokens += len(delta.token_ids)
             self._reasoning_tokens += delta.reasoning_tokens
             choice.called = choice.called or bool(delta.tool_calls)
-            if not call.stream:
+            if self._keep is not None or not call.stream:
                 choice.text.append(delta.text)
                 if call.include_reasoning:
                     choice.reasoning.append(delta.reasoning)
@@ -158,10 +168,19 @@ class OpenAIReply:
             "prompt_token_ids": self._prompt_ids(index) if call.return_token_ids else None,
         }
 
+    def _prompt_text(self) -> dict[str, Any]:
+        """The text of a chat's prompt, where it was asked for."""
+        return {"prompt_text": self._frontend.detokenize(self._prompt_ids(0))} if self._call.return_prompt_text else {}
+
+    def _piece(self, token: int) -> str:
+        """What log-probabilities call a token."""
+        return f"token_id:{token}" if self._call.tokens_as_ids else self._frontend.piece(token)
+
     def _prompt_ids(self, index: int) -> list[int]:
         return list(self._active.generations[index].prompt_ids)
 
     def _message(self, choice: _Choice, text: str) -> dict[str, Any]:
+        text = self._call.said + text
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if reasoning := "".join(choice.reasoning):
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
@@ -175,9 +194,12 @@ class OpenAIReply:
 
     def _opening(self, number: int) -> bytes:
         """The first chunk of a chat's choice, before anything is generated."""
-        role = {"role": "assistant", "content": "", "refusal": None}
+        role = {"role": "assistant", "content": self._call.said, "refusal": None}
         choice = {"index": number, "delta": role, "logprobs": None, "finish_reason": None}
-        more = {"prompt_token_ids": self._prompt_ids(0)} if self._call.return_token_ids else {}
+        more: dict[str, Any] = {"prompt_token_ids": self._prompt_ids(0)} if self._call.return_token_ids else {}
+        more |= self._prompt_text()
+        if self._call.return_progress:
+            more["prompt_progress"] = self._active.prompt_progress(0)
         return self._chunk([choice], self._call.continuous_usage, **more)
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]], with_usage: bool, **more: Any) -> bytes:
@@ -240,7 +262,8 @@ class OpenAIReply:
         return request.prompt if request.prompt is not None else self._frontend.detokenize(request.prompt_ids or ())
 
     def _chat_logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        content = [logprob_object(self._frontend, entry, self._call.logprobs or 0) for entry in entries]
+        most = self._call.logprobs or 0
+        content = [logprob_object(self._frontend, entry, most, self._piece) for entry in entries]
         return {"content": content, "refusal": None}
 
     def _text_logprobs(
@@ -258,9 +281,9 @@ class OpenAIReply:
         rows += [(entry.token, entry) for entry in entries]
         result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, row in rows:
-            piece = self._frontend.piece(token)
+            piece = self._piece(token)
             result["tokens"].append(piece)
-            result["token_logprobs"].append(None if row is None else max(row.logprob, LEAST_LOGPROB))
+            result["token_logprobs"].append(None if row is None else said(row.logprob))
             result["top_logprobs"].append(None if row is None else self._top(row, call.logprobs))
             result["text_offset"].append(choice.offset)
             choice.offset += len(piece)
@@ -270,7 +293,7 @@ class OpenAIReply:
         """By text, the token that was taken first, as vLLM has it; then the likeliest."""
         top: dict[str, float] = {}
         for token, logprob in ((entry.token, entry.logprob), *entry.top[:most]):
-            top.setdefault(self._frontend.piece(token), max(logprob, LEAST_LOGPROB))
+            top.setdefault(self._piece(token), said(logprob))
         return top
 
     def _vllm_prompt_logprobs(self, index: int) -> list[dict[str, Any] | None]:
@@ -282,7 +305,7 @@ class OpenAIReply:
             told: dict[str, Any] = {}
             for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *ranked):
                 text = self._frontend.piece(token)
-                told[str(token)] = {"logprob": max(logprob, LEAST_LOGPROB), "rank": rank, "decoded_token": text}
+                told[str(token)] = {"logprob": said(logprob), "rank": rank, "decoded_token": text}
             result.append(told)
         return result
 
@@ -308,11 +331,3 @@ def whole_calls(pieces: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
         for piece in pieces
         if piece.id is not None
     ]
-
-
-def fingerprint(frontend: Frontend) -> str:
-    """Names what answers depend on besides the request: build, model and arithmetic."""
-    info = frontend.info
-    model = (frontend.served_name, info.architecture, info.dtype, info.device, info.determinism, info.numbers)
-    facts = (ARITHMETIC_VERSION, *model)
-    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

@@ -8,12 +8,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.config.errors import param_names
-from penstock.server.active_call import EventStream, complete, open_call
+from penstock.server.active_call import EventStream, complete, open_call, ping_s
+from penstock.server.auth import owner_of
 from penstock.server.body import read_body, translated
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.openai.reply import OpenAIReply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call, sent_names
+from penstock.server.dialects.stored_chats import Keep, StoredChats
 from penstock.server.document import EVENTS, takes
 from penstock.server.errors import REQUEST_ID
 from penstock.server.handed_on import handed_on
@@ -27,19 +29,18 @@ def named(call: OpenAICall, request: Request) -> OpenAICall:
     return replace(call, id=f"{call.id.partition('-')[0]}-{given}")
 
 
-def openai_router(context: ServerContext) -> APIRouter:
+def openai_router(context: ServerContext, chats: StoredChats) -> APIRouter:
     """The routes over one server's context."""
     router = APIRouter()
 
-    async def run(request: Request, model: ModelContext, call: OpenAICall) -> Response:
+    async def run(request: Request, model: ModelContext, call: OpenAICall, keep: Keep | None = None) -> Response:
         with param_names({"grammar": call.form}):
             active = await open_call(request, model, call.requests, call.beams, call.best_of)
-        reply = OpenAIReply(named(call, request), active, model.frontend)
+        reply = OpenAIReply(named(call, request), active, model.frontend, keep)
         if call.stream:
-            return EventStream(reply.events(), active.aclose, context.lifecycle)
+            return EventStream(reply.events(), active.aclose, context.lifecycle, keepalive_s=ping_s(call.ping))
         return await complete(reply.whole(), active, request.receive, context.lifecycle)
 
-    @router.post("/v1/chat/completions", summary="Answer a chat", openapi_extra=takes(ChatBody, EVENTS))
     async def chat_completions(request: Request) -> Response:
         if (answer := await handed_on(request, context, "/chat/completions")) is not None:
             return answer
@@ -48,8 +49,12 @@ def openai_router(context: ServerContext) -> APIRouter:
         model.check_template(body.chat_template)
         with param_names(sent_names(body)):
             call = await translated(request, chat_call, body, model.frontend.text.defaults)
+            keep = chats.keeper(owner_of(request), body)
             model.require_ready()
-            return await run(request, model, call)
+            return await run(request, model, call, keep)
+
+    for path in ("/v1/chat/completions", "/chat/completions"):
+        router.post(path, summary="Answer a chat", openapi_extra=takes(ChatBody, EVENTS))(chat_completions)
 
     @router.post("/v1/completions", summary="Continue texts", openapi_extra=takes(CompletionBody, EVENTS))
     async def completions(request: Request) -> Response:

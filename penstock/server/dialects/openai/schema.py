@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
+from penstock.server.ending import EndingBody
+from penstock.server.sampler_fields import SamplerBody
 from penstock.server.sampling import Alternatives, Count, HintedBody
 from penstock.server.shapes import (
     Body,
@@ -20,8 +22,9 @@ from penstock.server.shapes import (
     Strings,
     StructuredOutputs,
     Tools,
-    nothing_but,
+    or_null,
 )
+from penstock.server.truncation import CutBody
 
 
 class StreamOptions(Body):
@@ -39,21 +42,17 @@ class ResponseFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
 
 
-class Sampling(HintedBody):
+class Sampling(SamplerBody, HintedBody, CutBody, EndingBody):
     """Fields that chat and text completions share."""
 
-    n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     prompt_logprobs: Alternatives | None = None
     request_id: Name | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
 
     response_format: ResponseFormat | None = None
-    use_beam_search: bool | None = None
-    best_of: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
-    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
-    early_stopping: bool | Literal["never"] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -62,19 +61,35 @@ class Sampling(HintedBody):
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
     grammar: str | None = None
+    cache_prompt: bool | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+    sse_ping_interval: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     json_schema: dict[str, Any] | str | None = None
 
     # Accepted as those of HintedBody are.
-    store: Annotated[bool | None, nothing_but(False)] = None
     metadata: dict[str, Any] | None = None
+
+
+def _bounded(value: Any) -> Any:
+    """llama-server's clients write -1 for no bound."""
+    return None if value == -1 else value
+
+
+MaxTokens = Annotated[
+    Count | None,
+    BeforeValidator(_bounded),
+    WithJsonSchema(or_null({"type": "integer", "minimum": -1, "maximum": limits.MAX_TOKENS, "not": {"const": 0}})),
+]
 
 
 class ChatBody(Sampling):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    store: bool | None = None
+    max_tokens: MaxTokens = None
+    max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Tools | None = None
@@ -88,13 +103,14 @@ class ChatBody(Sampling):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Objects | None = None
-    modalities: Annotated[Strings | None, nothing_but([], ["text"])] = None
-    audio: Annotated[dict[str, Any] | None, nothing_but()] = None
     functions: Functions | None = None
     function_call: FunctionCall | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     include_reasoning: bool | None = None
-    web_search_options: Annotated[dict[str, Any] | None, nothing_but()] = None
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+    reasoning_budget_tokens: Annotated[int, Field(ge=-1, le=limits.MAX_TOKENS)] | None = None
+    echo: bool | None = None
+    return_prompt_text: bool | None = None
 
 
 class CompletionBody(Sampling):
@@ -104,4 +120,3 @@ class CompletionBody(Sampling):
     max_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     logprobs: Alternatives | None = None
     echo: bool | None = None
-    suffix: Annotated[str | None, nothing_but("")] = None

@@ -22,20 +22,14 @@ from penstock.server.conversation import (
     template_kwargs,
 )
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
-from penstock.server.errors import Unavailable, refuse_unavailable
-from penstock.server.prompts import prompts_of, text_request
+from penstock.server.ending import beams, best_of, repetition
+from penstock.server.prompts import cache_salt, prompts_of, text_request
 from penstock.server.sampling import sampling_params
 from penstock.server.shapes import check_stream_options
 from penstock.server.structured import FIELDS, Asked, asked
+from penstock.server.truncation import truncation
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
-_UNAVAILABLE: Unavailable = {
-    "suffix": (("",), "Filling in the middle is not available; leave it out."),
-    "modalities": ((["text"], []), 'Only text is available; leave it out or send ["text"].'),
-    "audio": ((), "Audio is not available; leave it out."),
-    "web_search_options": ((), "Web search is not available; leave it out."),
-    "store": ((False,), "Only responses are kept; leave it out, or send the request to /v1/responses."),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +49,12 @@ class OpenAICall:
         legacy_functions: calls are told as OpenAI did before there were tools.
         include_reasoning: the reasoning is told.
         form: the field that says what form the answer has.
+        timings_per_token: times are told with each chunk, not with the last alone.
+        said: what a chat's answer begins with: the text of the message that it goes on from.
+        tokens_as_ids: log-probabilities name tokens by their ids.
+        return_prompt_text: the prompt's text is told.
+        return_progress: how much of the prompt is computed is told with the first.
+        ping: seconds of silence after which a stream sends a comment, -1 for none.
     """
 
     id: str
@@ -74,6 +74,12 @@ class OpenAICall:
     legacy_functions: bool = False
     include_reasoning: bool = True
     form: str = "grammar"
+    timings_per_token: bool = False
+    return_progress: bool = False
+    ping: int | None = None
+    said: str = ""
+    tokens_as_ids: bool = False
+    return_prompt_text: bool = False
 
 
 def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
@@ -96,23 +102,25 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
     Raises:
         RequestError: a value or a combination that is not served.
     """
-    refuse_unavailable(body, _UNAVAILABLE)
     tools, choice = _tools(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ParameterError("top_logprobs", body.top_logprobs, "only together with logprobs: true")
     if body.add_generation_prompt and body.continue_final_message:
         raise ParameterError("continue_final_message", True, "only with add_generation_prompt: false")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     form = _asked(body)
+    budget = body.thinking_token_budget
+    if budget is None and body.reasoning_budget_tokens != -1:
+        budget = body.reasoning_budget_tokens
     request = GenerationRequest(
         request_id=uuid.uuid4().hex,
         sampling=_sampling(body, defaults, max_tokens=max_tokens, logprobs=logprobs),
         messages=checked_messages(body.messages),
         tools=tools,
         tool_choice=choice,
-        parse=True,
-        thinking_budget=body.thinking_token_budget,
+        parse=body.reasoning_format != "none",
+        thinking_budget=budget,
         add_generation_prompt=prompted(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=template_kwargs(
@@ -120,21 +128,26 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
             body.reasoning_effort,
             chat_template=body.chat_template,
             documents=body.documents,
-            thinking_budget=body.thinking_token_budget,
+            thinking_budget=budget,
         ),
         add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
+        cache_salt=cache_salt(body),
         grammar=form.grammar if form else None,
+        truncation=truncation(body, reserved=max_tokens or 1, keep_end=True),
+        repetition=repetition(body),
     )
-    told = {"legacy_functions": bool(body.functions), "include_reasoning": body.include_reasoning is not False}
-    rest = {"chat": True, "logprobs": logprobs, "beams": _beams(body, max_tokens), **told}
-    return _call(body, "chatcmpl-", (request,), form, best_of=_best_of(body), **rest)
+    told: dict[str, Any] = {
+        "legacy_functions": bool(body.functions),
+        "include_reasoning": body.include_reasoning is not False,
+    }
+    told |= {"said": _said(body), "return_prompt_text": bool(body.return_prompt_text)}
+    rest = {"chat": True, "logprobs": logprobs, "beams": beams(body, max_tokens), **told}
+    return _call(body, "chatcmpl-", (request,), form, best_of=best_of(body), **rest)
 
 
 def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> OpenAICall:
     """Translates a text completion, one request a prompt."""
-    refuse_unavailable(body, _UNAVAILABLE)
     prompts = prompts_of(body.prompt, "prompt")
     echo = bool(body.echo)
     if max(body.n or 1, body.best_of or 1) * len(prompts) > limits.MAX_PROMPTS_PER_CALL:
@@ -148,9 +161,11 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> OpenAI
     sampling = _sampling(body, defaults, **extra)
     form = _asked(body)
     grammar = form.grammar if form else None
-    requests = tuple(replace(text_request(None, body, prompt, sampling), grammar=grammar) for prompt in prompts)
-    rest = {"echo": echo, "no_output": body.max_tokens == 0, "beams": _beams(body, max(max_tokens, 1))}
-    return _call(body, "cmpl-", requests, form, chat=False, logprobs=body.logprobs, best_of=_best_of(body), **rest)
+    cut = truncation(body, reserved=max(max_tokens, 1), keep_end=True)
+    more: dict[str, Any] = {"grammar": grammar, "truncation": cut, "repetition": repetition(body)}
+    requests = tuple(replace(text_request(None, body, prompt, sampling), **more) for prompt in prompts)
+    rest = {"echo": echo, "no_output": body.max_tokens == 0, "beams": beams(body, max(max_tokens, 1))}
+    return _call(body, "cmpl-", requests, form, chat=False, logprobs=body.logprobs, best_of=best_of(body), **rest)
 
 
 def _call(
@@ -168,8 +183,21 @@ def _call(
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
         form=form.field if form else "grammar",
+        timings_per_token=bool(body.timings_per_token),
+        return_progress=bool(body.return_progress),
+        ping=body.sse_ping_interval,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
         **rest,
     )
+
+
+def _said(body: ChatBody) -> str:
+    """What an answer begins with that echoes the message it goes on from."""
+    last = body.messages[-1]
+    content = last.get("content")
+    if not body.echo or last.get("role") != "assistant":
+        return ""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content or ())
 
 
 def _sampling(body: Sampling, defaults: Mapping[str, Any], **extra: Any) -> SamplingParams:
@@ -189,40 +217,6 @@ def _asked(body: Sampling) -> Asked | None:
             code="unsupported_parameter",
         )
     return wish
-
-
-def _beams(body: Sampling, max_tokens: int | None) -> BeamParams | None:
-    """Beam search with `best_of` beams, None where it is not asked for."""
-    n = body.n or 1
-    width = n if body.best_of is None else body.best_of
-    if width < n:
-        raise ParameterError("best_of", body.best_of, f"at least n ({n})")
-    if not body.use_beam_search:
-        return None
-    return BeamParams(
-        width=width,
-        n=n,
-        max_tokens=max_tokens,
-        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
-        early_stopping=body.early_stopping or False,
-        ignore_eos=bool(body.ignore_eos),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-    )
-
-
-def _best_of(body: Sampling) -> int | None:
-    """How many sequences the best are chosen of, None where that is not asked for."""
-    if body.use_beam_search:
-        return None
-    for name, harmless in (("length_penalty", 1.0), ("early_stopping", False)):
-        if getattr(body, name) not in (None, harmless):
-            raise ParameterError(name, getattr(body, name), "only together with use_beam_search: true")
-    n = body.n or 1
-    sequences = body.best_of or n
-    if sequences > n and body.stream:
-        allowed = f"n ({n}) with stream: true, as answers are ranked when all are there"
-        raise ParameterError("best_of", sequences, allowed)
-    return sequences if sequences > n else None
 
 
 def _tools(body: ChatBody) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:

@@ -16,7 +16,8 @@ from penstock.server.context import ModelContext
 from penstock.server.dialects.responses.items import Item, item_id
 from penstock.server.dialects.responses.schema import Reasoning
 from penstock.server.dialects.responses.translate import ResponsesCall
-from penstock.server.errors import error_object, failure_of
+from penstock.server.error_shapes import error_object
+from penstock.server.errors import failure_of
 from penstock.server.logprobs import logprob_object
 
 Event = dict[str, Any]
@@ -219,6 +220,7 @@ def _response(call: ResponsesCall, context: ModelContext) -> Item:
         "error": None,
         "incomplete_details": None,
         "model": context.model,
+        "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "output": [],
         "parallel_tool_calls": call.request.tool_choice.parallel,
         **{name: getattr(body, name) or default for name, default in _ECHOED},

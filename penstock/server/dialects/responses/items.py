@@ -25,7 +25,9 @@ def _kind(raw: Item) -> Any:
     return raw.get("type") or ("message" if "role" in raw else "item_reference" if "id" in raw else None)
 
 
-def checked_items(given: object, earlier: Sequence[Item], known: dict[str, Item], suffix: str) -> list[Item]:
+def checked_items(
+    given: object, earlier: Sequence[Item], known: dict[str, Item], suffix: str, field: str = "input"
+) -> list[Item]:
     """A body's `input` as items in full: each with its type, an id, and its content as a list of parts.
 
     Args:
@@ -33,6 +35,7 @@ def checked_items(given: object, earlier: Sequence[Item], known: dict[str, Item]
         earlier: items that come before them.
         known: stored items that references may name, once each, by id; those that are named are taken out.
         suffix: what ids given to items hold besides their kind and number.
+        field: of the body, in which they came.
 
     Raises:
         RequestError: an item of another type, content other than text, or an output of a call that is not there.
@@ -42,13 +45,13 @@ def checked_items(given: object, earlier: Sequence[Item], known: dict[str, Item]
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not (given or earlier):
-        raise bad_value("input", given, "a string or a list of items, not empty")
+        raise bad_value(field, given, "a string or a list of items, not empty")
     if len(given) + len(earlier) > limits.MAX_MESSAGES:
-        raise ParameterError("input", f"{len(given) + len(earlier)} items", f"at most {limits.MAX_MESSAGES}")
+        raise ParameterError(field, f"{len(given) + len(earlier)} items", f"at most {limits.MAX_MESSAGES}")
     calls = {item["call_id"] for item in earlier if item["type"] == "function_call"}
     result = []
     for index, raw in enumerate(given):
-        where = f"input[{index}]"
+        where = f"{field}[{index}]"
         item = _item(where, raw, f"{suffix}_i{index}")
         if item["type"] == "item_reference":
             if item["id"] not in known:

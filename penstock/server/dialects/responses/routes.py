@@ -67,7 +67,7 @@ def _kept_routes(router: APIRouter, responses: Responses) -> None:
         job = responses.jobs.get(owner, response_id)
         if job is None:
             record = await responses.store.found(owner, response_id)
-            job = Job(owner, record.response, list(record.events))
+            job = Job(owner, record.object, list(record.events))
         if not query.stream:
             return await json_answer(job.snapshot)
         if not job.events:
@@ -84,11 +84,11 @@ def _kept_routes(router: APIRouter, responses: Responses) -> None:
     @router.post(f"{RESPONSE}/cancel", summary="Cancel a background response", openapi_extra=gives("application/json"))
     async def cancel(response_id: str, request: Request) -> Response:
         record = await responses.stopped(owner_of(request), response_id)
-        if not record.response["background"]:
+        if not record.object["background"]:
             raise HttpError(400, "Only responses with background: true can be cancelled.", code="not_background")
-        return await json_answer(record.response)
+        return await json_answer(record.object)
 
     @router.get(f"{RESPONSE}/input_items", summary="What the model was shown", openapi_extra=asks(ItemsQuery))
     async def input_items(response_id: str, request: Request) -> Response:
         record = await responses.store.found(owner_of(request), response_id)
-        return await json_answer(page_of(record.input, read_query(ItemsQuery, request)))
+        return await json_answer(page_of(record.items, read_query(ItemsQuery, request)))

@@ -18,8 +18,8 @@ Include = Literal[
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ]  # fmt: skip
 Includes = Annotated[list[Include], Field(fail_fast=True)]
-_ITEM = shapes.an_object({"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": shapes.STRING})
-_ITEMS: dict[str, Any] = {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": limits.MAX_MESSAGES}
+ITEM = shapes.an_object({"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": shapes.STRING})
+_ITEMS: dict[str, Any] = {"type": "array", "items": ITEM, "minItems": 1, "maxItems": limits.MAX_MESSAGES}
 _TOOL = shapes.an_object({"type": {"const": "function"}, "name": shapes.FUNCTION_NAME})
 Input = Annotated[Any, WithJsonSchema({"anyOf": [shapes.STRING, _ITEMS]})]
 ResponseTools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(max_length=limits.MAX_TOOLS)]
@@ -41,6 +41,12 @@ class TextConfig(shapes.Body):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+class ConversationName(shapes.Body):
+    """A conversation, named by an object."""
+
+    id: str
+
+
 class ResponseStreamOptions(shapes.Body):
     """Accepted; this server adds no padding to its events."""
 
@@ -50,7 +56,10 @@ class ResponseStreamOptions(shapes.Body):
 class InputTokensBody(shapes.RequestBody):
     """POST /v1/responses/input_tokens: what makes up a prompt, some of which is there or goes on from what was."""
 
-    model_config = shapes.either({"input": {"not": {"type": "null"}}}, {"previous_response_id": shapes.STRING})
+    model_config = shapes.either(
+        {"input": {"not": {"type": "null"}}},
+        *({name: {"not": {"type": "null"}}} for name in ("previous_response_id", "conversation")),
+    )
     input: Input = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -60,8 +69,13 @@ class InputTokensBody(shapes.RequestBody):
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    conversation: shapes.Unavailable = None
+    conversation: str | ConversationName | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Of the conversation it belongs to."""
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
 
 class ResponsesBody(InputTokensBody, HintedBody):

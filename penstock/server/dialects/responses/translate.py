@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.config.errors import ParameterError
 from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
@@ -18,7 +19,6 @@ from penstock.server.shapes import check_stream_options
 from penstock.server.structured import asked
 
 _UNAVAILABLE: Unavailable = {
-    "conversation": ((), "Conversations are not kept here; continue a response with previous_response_id."),
     "prompt": ((), "Prompt templates are not kept here; send instructions and input."),
 }
 
@@ -32,17 +32,26 @@ class ResponsesCall:
         body: what was sent.
         input: all items the model is shown, those of earlier responses included.
         request: what is run.
+        earlier: how many items come from responses or the conversation before it.
     """
 
     id: str
     body: ResponsesBody
     input: tuple[Item, ...]
     request: GenerationRequest
+    earlier: int = 0
 
     @property
     def stored(self) -> bool:
         """Whether the response is kept, which it is unless the client says otherwise."""
         return self.body.store is not False
+
+
+def check_continuation(body: InputTokensBody) -> None:
+    """Raises RequestError for a response that would go on from two places."""
+    if body.conversation is not None and body.previous_response_id is not None:
+        told = "only without previous_response_id; leave one of them out"
+        raise ParameterError("conversation", body.conversation_id, told)
 
 
 def check_combinations(body: ResponsesBody) -> None:

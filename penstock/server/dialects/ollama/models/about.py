@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine.api import EngineInfo
-from penstock.host.host import Host
+from penstock.host.model_host import ModelHost
 from penstock.server.context import ModelContext, ServerContext
 
 _NEVER = "9999-12-31T23:59:59Z"
@@ -56,13 +56,11 @@ def _entry(called_so: str, info: EngineInfo) -> dict[str, Any]:
     return {"name": name, "model": name, "modified_at": changed, "size": size, "digest": digest, "details": details}
 
 
-def kept(model: ModelContext, host: Host | None) -> dict[str, Any]:
-    """An entry of the list of what is loaded, and until when: of one model, for ever."""
-    info, entry = model.frontend.info, listed(model)
+def kept(name: str, info: EngineInfo, seconds: float | None) -> dict[str, Any]:
+    """An entry of the list of what is loaded, and for how long; None for ever."""
+    entry = _entry(name, info)
     del entry["modified_at"]
-    expires = _NEVER
-    if host is not None and (left := host.expires_in(model.model)) is not None:
-        expires = _rfc3339(datetime.now(UTC) + timedelta(seconds=left))
+    expires = _NEVER if seconds is None else _rfc3339(datetime.now(UTC) + timedelta(seconds=seconds))
     on_device = 0 if info.device == "cpu" else entry["size"]
     return {**entry, "expires_at": expires, "size_vram": on_device, "context_length": info.max_model_len}
 
@@ -109,17 +107,17 @@ def _short(count: int) -> str:
     return str(count) if count else ""
 
 
-async def listed_by_host(host: Host) -> list[dict[str, Any]]:
+async def listed_by_host(host: ModelHost) -> list[dict[str, Any]]:
     """Every model that can be asked for; more is known of those that are loaded."""
     await host.refresh()
-    there = {entry.name: entry.frontend for entry in host.entries() if entry.usable}
+    there = {entry.name: entry.info for entry in host.entries()}
 
     def made() -> list[dict[str, Any]]:
         found = []
         for source in host.names.sources.values():
-            frontend = there.get(source.name)
-            if frontend is not None:
-                found.append(_entry(source.name, frontend.info))
+            info = there.get(source.name)
+            if info is not None:
+                found.append(_entry(source.name, info))
             elif source.options is not None:
                 found.append(_unloaded(source.name, source.options.model))
             else:

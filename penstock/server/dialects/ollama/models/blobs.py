@@ -12,16 +12,18 @@ from starlette.responses import Response
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.host.shelf import Shelf, Upload
 from penstock.server.auth import AdminKeys
+from penstock.server.dialects.ollama.models.library_threads import dealt
 from penstock.server.errors import HttpError
+from penstock.server.siblings import Siblings
 
-_AT_ONCE = 4  # further ones wait, with their bytes unread
+_AT_ONCE = 4  # of a whole server; further ones wait, with their bytes unread
 _PIECE = 1 << 20
 _TYPES = ("application/json", "application/octet-stream")  # which pages of other origins cannot send unasked
 
 
-def add_blobs(router: APIRouter, shelf: Shelf, keys: AdminKeys) -> None:
+def add_blobs(router: APIRouter, shelf: Shelf, keys: AdminKeys, siblings: Siblings | None) -> None:
     """Adds the routes, for those who may load models."""
-    places = asyncio.Semaphore(_AT_ONCE)
+    places = asyncio.Semaphore(dealt(_AT_ONCE, siblings))
 
     @router.head("/api/blobs/{digest}", summary="Whether a file of a model is here")
     async def head(request: Request, digest: str) -> Response:

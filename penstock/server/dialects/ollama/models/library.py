@@ -16,7 +16,7 @@ from starlette.responses import Response
 from penstock.config import limits
 from penstock.config.errors import CheckpointError, ConfigError, PenstockError, RequestError, TemplateError
 from penstock.config.quantisation import GGUF_FILE_TYPES
-from penstock.host.host import Host
+from penstock.host.model_host import ModelHost
 from penstock.host.shelf import Parts, Shelf, Told
 from penstock.server.active_call import EventStream
 from penstock.server.auth import AdminKeys
@@ -24,7 +24,7 @@ from penstock.server.body import read_body
 from penstock.server.connected import while_connected
 from penstock.server.context import ServerContext
 from penstock.server.dialects.ollama.models.blobs import add_blobs
-from penstock.server.dialects.ollama.models.library_threads import LibraryThreads
+from penstock.server.dialects.ollama.models.library_threads import AT_ONCE, LibraryThreads, dealt
 from penstock.server.dialects.ollama.schema import Loose
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
@@ -83,9 +83,9 @@ LIBRARY_BODIES = (PullBody, CreateBody, CopyBody, DeleteBody)
 Work = Callable[[Told, threading.Event], object]
 
 
-def library_router(context: ServerContext, host: Host, shelf: Shelf, keys: AdminKeys) -> APIRouter:
+def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: AdminKeys) -> APIRouter:
     """The routes, for those who may load models."""
-    router, threads = APIRouter(), LibraryThreads()
+    router, threads = APIRouter(), LibraryThreads(dealt(AT_ONCE, context.siblings))
     works = _Works(context, host, threads)
 
     def route(path: str, summary: str, body: type[Loose], method: str = "POST") -> Callable[..., Any]:
@@ -107,10 +107,10 @@ def library_router(context: ServerContext, host: Host, shelf: Shelf, keys: Admin
         body = await _read(request, CreateBody, keys)
         name = _named(body.model, body.name)
         texts, parts = _texts(body), _parts(body)
-        work = lambda told, stop: shelf.create(name, parts, texts, told)  # noqa: E731
+        work = lambda told, stop: shelf.create(name, parts, texts, told, stop)  # noqa: E731
         return await works.answer(request, work, f"creating {name}", stream=body.stream)
 
-    add_blobs(router, shelf, keys)
+    add_blobs(router, shelf, keys, context.siblings)
 
     @route("/api/copy", "Copy a model", CopyBody)
     async def copy(request: Request) -> Response:
@@ -192,7 +192,7 @@ def _refused(error: PenstockError) -> Exception:
 class _Works:
     """Runs works for clients, each of whom may leave before its end."""
 
-    def __init__(self, context: ServerContext, host: Host, threads: LibraryThreads) -> None:
+    def __init__(self, context: ServerContext, host: ModelHost, threads: LibraryThreads) -> None:
         self._context = context
         self._host = host
         self._threads = threads
@@ -245,17 +245,20 @@ class _Progress:
         self.news.set()
 
 
-async def _lines(host: Host, progress: _Progress, task: asyncio.Future[Any], status: str) -> AsyncIterator[bytes]:
+async def _lines(host: ModelHost, progress: _Progress, task: asyncio.Future[Any], status: str) -> AsyncIterator[bytes]:
     yield _line({"status": status})
     digest = f"sha256:{hashlib.sha256(status.encode()).hexdigest()}"  # clients draw a bar for each, and cut it
+    told, ended = (0, 0), False
     try:
-        while not task.done():
+        while not ended:
             await progress.news.wait()
             progress.news.clear()
+            ended = task.done()  # before it is looked how far it came: what it told last is told
             done, total = progress.last
-            if total and not task.done():
+            if total and (done, total) != told:
+                told = (done, total)
                 yield _line({"status": status, "digest": digest, "completed": done, "total": total})
-                await asyncio.sleep(_PROGRESS_S)
+                await asyncio.wait((task,), timeout=_PROGRESS_S)
         await task
     except PenstockError as error:
         yield _line({"error": str(error)})

@@ -9,10 +9,16 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.server.errors import not_ready
+from penstock.server.siblings import Siblings
 
-AT_ONCE = 4
+AT_ONCE = 4  # of a whole server
 THREAD_NAME = "penstock-library"
 _RETRY_S = 10
+
+
+def dealt(at_once: int, siblings: Siblings | None) -> int:
+    """How much of what a whole server may do at once is this process's, of several HTTP processes; at least 1."""
+    return at_once if siblings is None else max(1, at_once // siblings.count)
 
 
 class LibraryThreads:
@@ -22,6 +28,7 @@ class LibraryThreads:
     """
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
+        """`at_once` is how much work may be under way."""
         self._at_once = at_once
         self._running = 0
 

@@ -27,6 +27,17 @@ _LIBRARY = (
 )
 
 
+def _loaded(context: ServerContext) -> list[dict[str, Any]]:
+    """Entries of the models whose engines are there now."""
+    host = context.models.host
+    if host is None:
+        there = [model.frontend for model in context.models.all()]
+        there = [frontend for frontend in there if frontend.client.state is EngineState.READY]
+        return [kept(frontend.served_name, frontend.info, None) for frontend in there]
+    ready = [entry for entry in host.entries() if entry.told_state == EngineState.READY.value]
+    return [kept(entry.name, entry.info, entry.expires_in) for entry in ready if entry.info is not None]
+
+
 def add_models(router: APIRouter, context: ServerContext, *, page: bool) -> None:
     """Adds the routes over one server's context; with `page`, browsers get that where others learn that it runs."""
 
@@ -59,8 +70,7 @@ def add_models(router: APIRouter, context: ServerContext, *, page: bool) -> None
 
     @router.get("/api/ps", summary="List the models loaded", openapi_extra=gives("application/json"))
     async def ps() -> Response:
-        there = [model for model in context.models.all() if model.frontend.client.state is EngineState.READY]
-        return models([kept(model, context.models.host) for model in there])
+        return models(_loaded(context))
 
     @router.post("/api/show", summary="Describe a model", openapi_extra=takes(ShowBody))
     async def show(request: Request) -> Response:
@@ -76,7 +86,7 @@ def add_models(router: APIRouter, context: ServerContext, *, page: bool) -> None
 
     async def library(request: Request) -> Response:
         path, why = format_value(request.url.path), "this server keeps the one model it was started with"
-        how = "bring a model with `penstock pull`, then start `penstock serve` without a model's name"
+        how = "start `penstock serve` without a model's name, which serves the library and pulls models into it"
         raise HttpError(501, f"{path} is not available: {why}; {how}.", code="not_implemented")
 
     async def blob(request: Request, digest: str) -> Response:

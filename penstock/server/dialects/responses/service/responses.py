@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
@@ -19,18 +19,39 @@ from penstock.server.active_call import ActiveCall, typed_event
 from penstock.server.auth import owner_of
 from penstock.server.body import translated
 from penstock.server.context import ModelContext, ServerContext
+from penstock.server.dialects.conversations.kept import Conversations, with_items
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.service.background import Job, Jobs
 from penstock.server.dialects.responses.service.fitting import shortened
-from penstock.server.dialects.responses.service.store import Record, ResponseStore
-from penstock.server.dialects.responses.translate import ResponsesCall, check_combinations, prompt_request, sampling_of
+from penstock.server.dialects.responses.translate import (
+    ResponsesCall,
+    check_combinations,
+    check_continuation,
+    prompt_request,
+    sampling_of,
+)
 from penstock.server.errors import code_of, not_ready
 from penstock.server.reports import RequestReports
+from penstock.server.store import Record, ResponseStore
 
-Prompt = tuple[list[Item], GenerationRequest]
 _PATH = "/v1/responses"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model is shown.
+
+    Attributes:
+        items: all of it, those of earlier responses or of the conversation first.
+        earlier: how many these are.
+        request: what they make.
+    """
+
+    items: list[Item]
+    earlier: int
+    request: GenerationRequest
 
 
 class Responses:
@@ -41,11 +62,13 @@ class Responses:
         store: where they are kept.
         jobs: those that run in the background.
         reports: where these are told when they have ended.
+        conversations: what they go on from and add to.
     """
 
     def __init__(self, context: ServerContext, store: ResponseStore, reports: RequestReports) -> None:
         self.context, self.store = context, store
         self.reports = reports
+        self.conversations = Conversations(store)
         self.jobs = Jobs(context.lifecycle)
 
     async def aclose(self) -> None:
@@ -60,17 +83,25 @@ class Responses:
         return await self.store.found(owner, response_id)
 
     async def prompt(self, sent: Request, body: InputTokensBody, sampling: SamplingParams) -> Prompt:
-        """All items the model is shown, those of earlier responses first, and the request they make."""
+        """What the model is shown; raises RequestError for what cannot be, HttpError 404 without its conversation."""
+        check_continuation(body)
         owner = owner_of(sent)
         earlier: list[Item] = []
+        conversation, size = None, 0
         if body.previous_response_id is not None:
             previous = await self.store.previous(owner, body.previous_response_id)
-            earlier = [*previous.input, *previous.response["output"]]
+            earlier, size = [*previous.items, *previous.object["output"]], previous.size
+        elif body.conversation_id is not None:
+            conversation = await self.conversations.found(owner, body.conversation_id)
+            earlier, size = conversation.items, conversation.size
         known = await self.store.items(owner, references(body.input))
         request_id = uuid.uuid4().hex
-        items = earlier + await translated(sent, checked_items, body.input, earlier, known, request_id)
-        request = await translated(sent, prompt_request, body, items, request_id, sampling)
-        return items, replace(request, owner=owner)
+        new = await translated(sent, checked_items, body.input, earlier, known, request_id, besides=size)
+        items = earlier + new
+        if conversation is not None:
+            await translated(sent, with_items, conversation, new, "input", besides=size)
+        request = await translated(sent, prompt_request, body, items, request_id, sampling, besides=size)
+        return Prompt(items, len(earlier), replace(request, owner=owner))
 
     async def call(self, sent: Request, body: ResponsesBody, model: ModelContext) -> ResponsesCall:
         """Translates a body.
@@ -79,11 +110,12 @@ class Responses:
             RequestError: it is not acceptable.
         """
         check_combinations(body)
-        items, request = await self.prompt(sent, body, sampling_of(body, model.frontend.text.defaults))
+        prompt = await self.prompt(sent, body, sampling_of(body, model.frontend.text.defaults))
+        request = prompt.request
         if body.truncation == "auto":
             model.require_ready()
             request = await shortened(model.frontend, request)
-        return ResponsesCall(f"resp_{request.request_id}", body, tuple(items), request)
+        return ResponsesCall(f"resp_{request.request_id}", body, tuple(prompt.items), request, prompt.earlier)
 
     async def told(self, call: ResponsesCall, composer: Composer, active: ActiveCall) -> AsyncIterator[Event]:
         """All that happens; the response is kept before the last is told."""
@@ -91,6 +123,7 @@ class Responses:
         async for told in self._events(composer, active):
             yield told
         last = composer.end()
+        await self._remember(call, composer.response)
         if call.stored:
             await self.keep(call, composer.response)
         yield last
@@ -108,6 +141,13 @@ class Responses:
         for told in composer.finish(failure):
             yield told
         composer.count(active.prompt_tokens, active.cached_tokens)
+
+    async def _remember(self, call: ResponsesCall, response: Item) -> None:
+        """Adds a response that has come to its end to the conversation that it belongs to."""
+        name = call.body.conversation_id
+        if name is not None and response["status"] in ("completed", "incomplete"):
+            said = [*call.input[call.earlier :], *response["output"]]
+            await self.conversations.remember(call.request.owner, name, said)
 
     async def keep(self, call: ResponsesCall, response: Item, events: tuple[bytes, ...] = ()) -> None:
         """Stores a response. That it cannot be stored is no reason to lose the answer."""
@@ -162,6 +202,7 @@ class Responses:
                 job.tell(typed_event(told))
         last = typed_event(composer.end())
         try:
+            await asyncio.shield(self._remember(call, composer.response))
             await asyncio.shield(self.keep(call, composer.response, (*job.events, last)))
         finally:
             job.tell(last)

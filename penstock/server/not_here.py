@@ -1,0 +1,82 @@
+"""Routes of other engines for what is not here: each answers 501 with what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from penstock.server.document import gives
+from penstock.server.errors import HttpError
+
+_NO_WEIGHTS = "Weights do not change while they are served; start a server of the new ones."
+_NO_SESSIONS = "There are no sessions: send the whole text, whose beginning is found in the prefix cache."
+_NO_ADAPTERS = "There are no adapters here; merge it into the model's weights first."
+_NO_SLEEP = "A server of several models unloads those that are idle: --keep-alive, /models/unload. This one stays."
+_NO_PROFILE = "There is no profiler to switch; /metrics tells the time of each part of a step."
+_NO_PAUSE = "Answers are not held back: close its connection to end one; SIGTERM drains the server."
+_NO_MEDIA = "There are no media whose states are kept."
+_NO_FLUSH = "The prefix cache makes room by itself; a request with a cache_salt of its own finds nothing in it."
+_NO_FILES = "Files are not kept here: send their text in the request."
+_NO_TRAINING = "Models are not trained here; serve the files of one that was trained elsewhere."
+NOT_HERE: Mapping[str, str] = MappingProxyType(
+    {
+        # OpenAI
+        **dict.fromkeys(("/v1/files", "/v1/uploads", "/v1/vector_stores"), _NO_FILES),
+        "/v1/batches": "Batches are run by the command line: penstock generate --batch FILE.",
+        "/v1/fine_tuning/jobs": _NO_TRAINING,
+        **dict.fromkeys(("/v1/assistants", "/v1/threads"), "OpenAI ended it; use /v1/responses."),
+        **dict.fromkeys(("/v1/images/generations", "/v1/images/edits"), "Models served here answer with text."),
+        **dict.fromkeys(("/v1/audio/speech", "/v1/audio/transcriptions"), "Models served here take and give text."),
+        # vLLM
+        **dict.fromkeys(("/sleep", "/wake_up", "/release_kv_cache_memory"), _NO_SLEEP),
+        **dict.fromkeys(("/pause", "/resume"), _NO_PAUSE),
+        "/abort_requests": "A request ends when its client leaves: close its connection, or POST /abort_request.",
+        "/reset_prefix_cache": _NO_FLUSH,
+        **dict.fromkeys(("/reset_mm_cache", "/reset_encoder_cache"), _NO_MEDIA),
+        "/collective_rpc": "No function of the engine is called from outside.",
+        **dict.fromkeys(
+            ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
+            _NO_WEIGHTS,
+        ),
+        "/scale_elastic_ep": "One engine process computes a model here; start more servers behind a proxy.",
+        "/generative_scoring": "Next tokens' log-probabilities are told by /v1/completions: logprobs, max_tokens: 1.",
+        "/v1/decisions": 'Questions with choices are answered by structured_outputs: {"choice": […]}.',
+        **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_ADAPTERS),
+        # vLLM and SGLang
+        **dict.fromkeys(("/start_profile", "/stop_profile"), _NO_PROFILE),
+        "/update_weight_version": _NO_WEIGHTS,
+        # SGLang
+        **dict.fromkeys(("/open_session", "/close_session"), _NO_SESSIONS),
+        **dict.fromkeys(("/load_lora_adapter", "/unload_lora_adapter"), _NO_ADAPTERS),
+        **dict.fromkeys(("/release_memory_occupation", "/resume_memory_occupation"), _NO_SLEEP),
+        **dict.fromkeys(
+            ("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed"),
+            _NO_WEIGHTS,
+        ),
+        **dict.fromkeys(
+            ("/update_weights_from_ipc", "/init_weights_update_group", "/destroy_weights_update_group"), _NO_WEIGHTS
+        ),
+        "/get_weights_by_name": _NO_WEIGHTS,
+        **dict.fromkeys(("/pause_generation", "/continue_generation"), _NO_PAUSE),
+        "/flush_cache": _NO_FLUSH,
+        "/configure_logging": "Logging is set when the server starts: --log-requests.",
+    }
+)
+"""By path, what to do instead."""
+
+
+def not_here_router() -> APIRouter:
+    """All of those routes."""
+    router = APIRouter()
+    for path, instead in NOT_HERE.items():
+        _add(router, path, instead)
+    return router
+
+
+def _add(router: APIRouter, path: str, instead: str) -> None:
+    @router.post(path, summary="Not here", openapi_extra=gives("application/json"), name=path)
+    async def refused() -> Response:
+        raise HttpError(501, f"{path} is not available here. {instead}", code="not_available")
