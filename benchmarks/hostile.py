@@ -172,7 +172,10 @@ def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Sequenc
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content is None:
         return ()
-    return tuple(schemas[content["schema"]["$ref"].rsplit("/", 1)[1]].get("properties", ()))
+    schema = content["schema"]
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].rsplit("/", 1)[1]]
+    return tuple(schema.get("properties", ()))
 
 
 def _size(rng: random.Random, most: int) -> int:
