@@ -25,7 +25,7 @@ from penstock.text.parsers.format import formats
 ELSEWHERE = {
     "read by those that call them": (
         "text.gguf_fields", "text.gguf_vocab", "text.length", "text.tokenizer_check", "text.vocabulary_file",
-        "text.grammar.lark", "text.parsers.calls",
+        "text.grammar.closed", "text.grammar.lark", "text.parsers.calls",
         "text.parsers.stream", "text.parsers.values", "text.parsers.events", "text.parsers.reading",
         "weights.readers.gguf", "weights.readers.gguf_companions", "weights.readers.gguf_names",
         "weights.readers.modules", "weights.readers.tied",
@@ -38,7 +38,9 @@ ELSEWHERE = {
     "charged by their budget, see tests/text/test_template_safety.py": (
         "text.sandbox", "text.template_budget", "text.template_methods", "text.template_rewrite",
     ),
-    "joining two texts": ("text.pairs",),
+    "joining texts, and cutting them where the tokenizer says": ("text.cut", "text.infill", "text.pairs"),
+    "looking for texts of forty characters": ("text.spellings",),
+    "finding strings for the detokenizer": ("text.automaton",),
 }  # fmt: skip
 
 
@@ -93,12 +95,17 @@ def test_exponential_expressions_are_found() -> None:
         expressions.worst_texts(re.compile("(a+)+$"), True, 1)
 
 
+# Between linear time (1) and quadratic (2). A busy machine, with caches that others use too, has shown 1.35 for what is
+# linear; the figures that docs/performance.md gives are those of `benchmarks.linear_time`, on a quiet one.
+NOT_LINEAR = 1.7
+
+
 def slow(found: Sequence[Measured]) -> list[str]:
-    return [f"{e.name}, {e.given}: {e.growth}" for e in found if e.growth.exponent > LIMIT]
+    return [f"{e.name}, {e.given}: {e.growth}" for e in found if e.growth.exponent > NOT_LINEAR]
 
 
 def test_expressions_take_linear_time() -> None:
-    assert slow(list(expression_growths())) == []
+    assert slow(list(expression_growths(limit=NOT_LINEAR))) == []
 
 
 NAMES = ("grammar", "answers", "requests and files")
@@ -112,7 +119,7 @@ def test_scanners_and_parsers_take_linear_time(part: str, tmp_path: Path) -> Non
         s for s in scanners(tmp_path) if (s.name in parts[part] if part in parts else s.name not in first | second)
     ]
     assert chosen
-    assert slow([entry for scanner in chosen for entry in scanner_growths(scanner, 1)]) == []
+    assert slow([entry for scanner in chosen for entry in scanner_growths(scanner, 1, NOT_LINEAR)]) == []
 
 
 REPORTED: dict[str, Callable[[int], str]] = {

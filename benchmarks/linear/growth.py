@@ -30,7 +30,9 @@ class Growth:
     exponent: float
 
 
-def growth(run: Callable[[Any], Any], make: Callable[[int], Any], *, most: int = _MOST_SIZE) -> Growth:
+def growth(
+    run: Callable[[Any], Any], make: Callable[[int], Any], *, most: int = _MOST_SIZE, limit: float = LIMIT
+) -> Growth:
     """Measures at the first size that takes measurable time, and at twice that.
 
     The best of several runs counts, as whatever disturbs one makes it longer; a result above the limit is measured
@@ -43,7 +45,7 @@ def growth(run: Callable[[Any], Any], make: Callable[[int], Any], *, most: int =
         first = best(run, make(size), 2)
     found = _measured(run, make, size)
     for _ in range(_TRIES):
-        if found.exponent <= LIMIT:
+        if found.exponent <= limit:
             break
         size = size if found.seconds[1] > 1 or 2 * size > most else 2 * size  # where counted work comes to its end
         again = _measured(run, make, size)
