@@ -62,6 +62,7 @@ from penstock.server.dialects.tgi.schema import TGI_BODIES
 from penstock.server.dialects.tokenize import DetokenizeBody, LlamaTokenizeBody, TokenizeBody, tokenize_router
 from penstock.server.dialects.vllm.routes import vllm_router
 from penstock.server.dialects.vllm.schema import VLLM_BODIES
+from penstock.server.dialects.webui import WEBUI_BODIES, webui_router
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError, error_response, not_ready
@@ -207,6 +208,7 @@ def _bodies() -> tuple[type[BaseModel], ...]:
         *SGLANG_BODIES,
         *KSERVE_BODIES,
         *KOBOLD_BODIES,
+        *WEBUI_BODIES,
         *VLLM_BODIES,
     )
 
@@ -277,6 +279,7 @@ def _routers(
         "KServe and Triton": (kserve_router(context),),
         "Kobold": (kobold_router(context),),
         "SageMaker": (sagemaker_router(context),),
+        "text-generation-webui": (webui_router(context),),
         "Not here": (not_here_router(),),
         "Embeddings and ranking": (embeddings_router(context), cohere_router(context), rerank_router(context)),
         "Tokens and templates": (tokenize_router(context), render_router(responses)),

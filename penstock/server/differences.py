@@ -136,6 +136,40 @@ _SGLANG: Mapping[str, Difference] = MappingProxyType(
     }
 )
 """Fields of SGLang's clients."""
+_WEBUI: Mapping[str, Difference] = MappingProxyType(
+    {
+        **dict.fromkeys(("api_type", "api_server", "legacy_api"), _any("Which server a client takes this one for.")),
+        **dict.fromkeys(("rep_pen", "rep_pen_range", "rep_pen_slope"), _any("repetition_penalty and its range count.")),
+        "sampler_seed": _any("seed counts."),
+        "min_length": _any("min_tokens counts."),
+        **dict.fromkeys(("num_predict", "num_ctx"), _any("max_tokens and the model's own context count.")),
+        **dict.fromkeys(("prompt_lookup_num_tokens", "speculative_ngram"), _any(_NO_DRAFTS)),
+        "static_cache": _any("How keys and values are kept is the server's."),
+        "num_beams": Difference("Send use_beam_search with n or best_of.", (1,)),
+        "skew": Difference("That sampler is not here; send 0.", (0,)),
+        "encoder_repetition_penalty": Difference("That sampler is not here; send 1.", (1,)),
+        "penalty_alpha": Difference("Contrastive search is not here; send 0.", (0,)),
+        "guidance_scale": Difference("Guidance by a second prompt is not here; send 1.", (1,)),
+        "negative_prompt": Difference("Guidance by a second prompt is not here; leave it out.", ("",)),
+        "max_tokens_second": Difference("Tokens come as fast as they are computed; send 0.", (0,)),
+        "auto_max_new_tokens": Difference("Leave max_tokens out of a chat: it has what the context leaves.", (False,)),
+        "preserve_thinking": Difference("Send it in chat_template_kwargs, of models that know it.", (False,)),
+        "preset": Difference("Presets are not kept here; send the samplers themselves.", ("",)),
+    }
+)
+"""Fields of text-generation-webui's clients."""
+_NO_CHARACTER = "Characters are not kept here; write what they are into a system message."
+_NO_TEMPLATE = "Templates are not kept under names here; send chat_template."
+_WEBUI_CHATS: Mapping[str, Difference] = MappingProxyType(
+    {
+        **_WEBUI,
+        "mode": Difference("Chats are asked as instructions; write a character into a system message.", ("instruct",)),
+        "instruction_template": Difference(_NO_TEMPLATE),
+        "character": Difference(_NO_CHARACTER),
+        **dict.fromkeys(("name1", "name2", "user_name", "bot_name", "user_bio"), _any("Said to characters alone.")),
+        **dict.fromkeys(("context", "greeting", "chat_instruct_command"), _any("Said to characters alone.")),
+    }
+)
 _POOLED: Mapping[str, Difference] = MappingProxyType(
     {
         "padding": Difference("Texts are not padded: models served here know where they end.", ("do_not_pad",)),
@@ -153,6 +187,7 @@ DIFFERENCES: Mapping[str, Mapping[str, Difference]] = MappingProxyType(
             **_VLLM,
             **_LLAMA_ANSWERS,
             **_LLAMA_SHAPES,
+            **_WEBUI_CHATS,
             "modalities": Difference('Only text is available; leave it out or send ["text"].', (["text"], [])),
             "audio": Difference("Audio is not available; leave it out."),
             "web_search_options": Difference("Web search is not available; leave it out."),
@@ -161,6 +196,8 @@ DIFFERENCES: Mapping[str, Mapping[str, Difference]] = MappingProxyType(
             **_VLLM,
             **_LLAMA_ANSWERS,
             **_LLAMA_SHAPES,
+            **_WEBUI,
+            **dict.fromkeys(("enable_thinking", "reasoning_effort"), _any("Texts are continued as they are.")),
             "return_prompt_text": Difference("Send echo: true.", (False,)),
             "prompt_embeds": Difference("Prompts are texts or token ids; leave it out."),
             "suffix": Difference(_NO_FILLING, ("",)),

@@ -48,6 +48,9 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         # vLLM and SGLang
         **dict.fromkeys(("/start_profile", "/stop_profile"), _NO_PROFILE),
         "/update_weight_version": _NO_WEIGHTS,
+        # text-generation-webui
+        "/v1/internal/stop-generation": "Others are answered beside you: close a request's connection to end it.",
+        **dict.fromkeys(("/v1/internal/lora/load", "/v1/internal/lora/unload"), _NO_ADAPTERS),
         # SGLang
         **dict.fromkeys(("/open_session", "/close_session"), _NO_SESSIONS),
         **dict.fromkeys(("/load_lora_adapter", "/unload_lora_adapter"), _NO_ADAPTERS),

@@ -152,9 +152,13 @@ def sampler_options(body: SamplerBody) -> dict[str, Any]:
     for name, (ours, value) in _OURS.items():
         if name not in said:
             continue
-        if ours in found or getattr(body, ours, None) is not None:
-            raise ParameterError(name, said[name], f"one of {name} and {ours}, which say the same; leave one out")
-        found[ours] = value(said[name])
+        meant = value(said[name])
+        other = found.get(ours, getattr(body, ours, None))
+        if other is not None and other not in (meant, said[name]):  # clients that write for many servers say both
+            raise ParameterError(
+                name, said[name], f"one of {name} and {ours}, which say the same, or one value of both"
+            )
+        found[ours] = meant
     if said.keys() & set(_PAIR):
         found |= _between(said)
     return found | _bans(said)
@@ -187,9 +191,10 @@ def _between(said: Mapping[str, Any]) -> dict[str, float]:
     low, high = said.get("dynatemp_min"), said.get("dynatemp_max")
     if low == 0 and high == 0:
         return {}
-    if "dynatemp_range" in said:
-        allowed = "one of dynatemp_range and the pair dynatemp_min and dynatemp_max, which say the same; leave one out"
-        raise ParameterError("dynatemp_range", said["dynatemp_range"], allowed)
     if low is None or high is None or low > high:
         raise ParameterError("dynatemp_min", low, f"a number up to dynatemp_max ({high}), and both of them")
-    return {"temperature": (low + high) / 2, "dynatemp_range": (high - low) / 2}
+    extent = (high - low) / 2
+    if said.get("dynatemp_range", extent) != extent:
+        allowed = f"left out, or {extent}: dynatemp_min and dynatemp_max, which say the same, are so far apart"
+        raise ParameterError("dynatemp_range", said["dynatemp_range"], allowed)
+    return {"temperature": (low + high) / 2, "dynatemp_range": extent}

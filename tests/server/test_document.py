@@ -60,6 +60,8 @@ OPERATIONS = [
     *(("GET", f"/v1/responses/{{response_id}}{rest}", 10) for rest in ("", "/input_items")),
     ("DELETE", "/v1/responses/{response_id}", 5),
     ("POST", "/inference/v1/generate", 8),
+    *(("POST", f"/v1/internal/{name}", 5) for name in ("encode", "decode", "token-count", "logits", "chat-prompt")),
+    *(("GET", f"/v1/internal/{name}", 2) for name in ("health", "model/info", "model/list", "lora/list")),
     *(("GET", f"/{path}", 2) for path in ("load", "is_paused", "is_sleeping", "tokenizer_info")),
     ("POST", "/v1/conversations", 8),
     *((method, "/v1/conversations/{conversation_id}", 5) for method in ("GET", "POST", "DELETE")),

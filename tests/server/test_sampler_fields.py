@@ -83,15 +83,15 @@ def test_names_of_other_servers(sent: dict[str, Any], ours: dict[str, Any]) -> N
     [
         ({"custom_token_bans": "5 and 7"}, "custom_token_bans", "with commas between them"),
         ({"custom_token_bans": "-5"}, "custom_token_bans", "token ids from 0"),
-        ({"tfs": 0.5, "tfs_z": 0.5}, "tfs_z", "which say the same; leave one out"),
-        ({"typical": 0.5, "typical_p": 0.5}, "typical", "which say the same; leave one out"),
+        ({"tfs": 0.5, "tfs_z": 0.6}, "tfs_z", "which say the same"),
+        ({"typical": 0.5, "typical_p": 0.6}, "typical", "which say the same"),
         ({"samplers": ["top_k"], "sampler_order": [0]}, "sampler_order", "which say the same"),
         ({"dynatemp_min": 0.5}, "dynatemp_min", "and both of them"),
         ({"dynatemp_min": 0.5, "dynatemp_max": 0.2}, "dynatemp_min", "up to dynatemp_max"),
         (
             {"dynatemp_min": 0.5, "dynatemp_max": 1.5, "dynatemp_range": 0.1},
             "dynatemp_range",
-            "the pair dynatemp_min and dynatemp_max, which say the same",
+            "dynatemp_min and dynatemp_max, which say the same",
         ),
         ({"dry_sequence_breakers": "[" * 4000}, "dry_sequence_breakers", "a text that holds one as JSON"),
         ({"dry_sequence_breakers": "a"}, "dry_sequence_breakers", "a text that holds one as JSON"),

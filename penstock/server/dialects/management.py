@@ -54,6 +54,12 @@ class TabbyLoadBody(ManagementBody):
     name: _Name | None = None
 
 
+class WebuiLoadBody(ManagementBody):
+    """text-generation-webui's."""
+
+    model_name: _Name
+
+
 class LaunchBody(ManagementBody):
     """Xinference's: a model by its name, under which it is known then."""
 
@@ -61,7 +67,7 @@ class LaunchBody(ManagementBody):
     model_uid: _Name | None = None
 
 
-MANAGEMENT_BODIES = (LoadBody, UnloadInstanceBody, TabbyLoadBody, LaunchBody)
+MANAGEMENT_BODIES = (LoadBody, UnloadInstanceBody, TabbyLoadBody, WebuiLoadBody, LaunchBody)
 
 
 class Management:
@@ -99,6 +105,13 @@ class Management:
         await self.host.refresh()
         return list(self.host.told())
 
+    def loaded(self) -> ModelEntry:
+        """The model that was used last, which is the one there is for clients that know of one."""
+        there = [entry for entry in self.host.entries() if entry.usable]
+        if not there:
+            raise RequestError("No models are currently loaded.", code="no_model_loaded")
+        return max(there, key=lambda entry: entry.used_at)
+
 
 def management_router(context: ServerContext, host: ModelHost, keys: AdminKeys) -> APIRouter:
     """The routes over a host's models."""
@@ -106,6 +119,7 @@ def management_router(context: ServerContext, host: ModelHost, keys: AdminKeys) 
     _add_llama(router, management)
     _add_lm_studio(router, management)
     _add_tabby(router, management)
+    _add_webui(router, management)
     _add_xinference(router, management)
     return router
 
@@ -176,20 +190,13 @@ def _add_tabby(router: APIRouter, management: Management) -> None:
         parameters = None if info is None else {"max_seq_len": info.max_model_len, "max_batch_size": info.max_num_seqs}
         return {**about, "parameters": parameters}
 
-    def loaded() -> ModelEntry:
-        """The model that was used last, which is the one there is for clients that know of one."""
-        there = [entry for entry in management.host.entries() if entry.usable]
-        if not there:
-            raise RequestError("No models are currently loaded.", code="no_model_loaded")
-        return max(there, key=lambda entry: entry.used_at)
-
     @router.get("/v1/model/list", summary="List the models, as TabbyAPI", openapi_extra=gives("application/json"))
     async def models() -> Response:
         return json_response({"object": "list", "data": [card(entry) for entry in await management.entries()]})
 
     @router.get("/v1/model", summary="The model used last, as TabbyAPI", openapi_extra=gives("application/json"))
     async def model() -> Response:
-        return json_response(card(loaded()))
+        return json_response(card(management.loaded()))
 
     @router.post("/v1/model/load", summary="Load a model, as TabbyAPI", openapi_extra=takes(TabbyLoadBody, EVENTS))
     async def load(request: Request) -> Response:
@@ -202,7 +209,7 @@ def _add_tabby(router: APIRouter, management: Management) -> None:
 
     @router.post("/v1/model/unload", summary="Unload the model used last, as TabbyAPI")
     async def unload(request: Request) -> Response:
-        await management.unload(request, loaded().name)
+        await management.unload(request, management.loaded().name)
         return Response()
 
 
@@ -216,6 +223,20 @@ async def _progress(host: ModelHost, source: ModelSource) -> AsyncIterator[bytes
     entry.check_loaded()
     done, total = entry.progress
     yield event({"model_type": "model", "module": total, "modules": total, "status": "finished"})
+
+
+def _add_webui(router: APIRouter, management: Management) -> None:
+    @router.post(
+        "/v1/internal/model/load", summary="Load a model, as text-generation-webui", openapi_extra=takes(WebuiLoadBody)
+    )
+    async def load(request: Request) -> Response:
+        await management.load(request, (await read_body(request, WebuiLoadBody)).model_name)
+        return json_response("OK")
+
+    @router.post("/v1/internal/model/unload", summary="Unload the model used last, as text-generation-webui")
+    async def unload(request: Request) -> Response:
+        await management.unload(request, management.loaded().name)
+        return json_response("OK")
 
 
 def _add_xinference(router: APIRouter, management: Management) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.config import limits
 from penstock.server.ending import EndingBody
 from penstock.server.sampler_fields import SamplerBody
-from penstock.server.sampling import Alternatives, Count, HintedBody
+from penstock.server.sampling import Alternatives, HintedBody, MaxTokens
 from penstock.server.shapes import (
     Body,
     Choice,
@@ -22,9 +22,9 @@ from penstock.server.shapes import (
     Strings,
     StructuredOutputs,
     Tools,
-    or_null,
 )
 from penstock.server.truncation import CutBody
+from penstock.server.webui_fields import WebuiBody, WebuiChatBody
 
 
 class StreamOptions(Body):
@@ -42,7 +42,7 @@ class ResponseFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
 
 
-class Sampling(SamplerBody, HintedBody, CutBody, EndingBody):
+class Sampling(SamplerBody, HintedBody, CutBody, EndingBody, WebuiBody):
     """Fields that chat and text completions share."""
 
     stream_options: StreamOptions | None = None
@@ -71,19 +71,7 @@ class Sampling(SamplerBody, HintedBody, CutBody, EndingBody):
     metadata: dict[str, Any] | None = None
 
 
-def _bounded(value: Any) -> Any:
-    """llama-server's clients write -1 for no bound."""
-    return None if value == -1 else value
-
-
-MaxTokens = Annotated[
-    Count | None,
-    BeforeValidator(_bounded),
-    WithJsonSchema(or_null({"type": "integer", "minimum": -1, "maximum": limits.MAX_TOKENS, "not": {"const": 0}})),
-]
-
-
-class ChatBody(Sampling):
+class ChatBody(Sampling, WebuiChatBody):
     """POST /v1/chat/completions."""
 
     messages: Messages
