@@ -90,7 +90,7 @@ class TextGeneration:
             shown = used = end
             finish, stop_reason = FinishReason.STOP, REPEATED
             error = None
-        part = reader.push(output.tokens[:shown], finish is not None)
+        part = reader.push(output.tokens[:shown], finish is not None, finish is FinishReason.LENGTH)
         if part.stopped is not None:
             used = part.tokens_used
             finish = FinishReason.STOP

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -26,6 +27,7 @@ CALLS = (
     'Let me see.\n<tool_call>\n{"name": "book", "arguments": {"seats": 2, "at": "Café \\"Ö\\""}}\n</tool_call>\n'
     '<tool_call>\n{"name": "book", "arguments": {}}\n</tool_call>'
 )
+CUT = '<tool_call>\n{"name": "book", "arguments": {"seats": 2, "at": "Ca'
 ARGUMENTS = [{"seats": 2, "at": 'Café "Ö"'}, {}]
 
 
@@ -155,23 +157,73 @@ def test_logprobs_beside_calls(api: openai.OpenAI) -> None:
     assert [entry.token for entry in streamed] == [entry.token for entry in whole]
 
 
-def test_calls_cut_off_are_closed(api: openai.OpenAI, text: TextPipeline) -> None:
-    size = len(text.tokenizer.encode('Let me see.\n<tool_call>\n{"name": "book", "arguments": {"seats": 2, "at": "Ca'))
-    answer = api.chat.completions.create(model="scripted", messages=HELLO, tools=[TOOL], max_tokens=size)  # type: ignore
-    assert answer.choices[0].finish_reason == "length"
-    calls = answer.choices[0].message.tool_calls or []
-    assert json.loads(calls[0].function.arguments)["seats"] == 2
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ('Let me see.\n<tool_call>\n{"name": "book", "arguments": {"seats": 2, "at": "Ca', '{"seats": 2, "at": "Ca'),
+        ('Let me see.\n<tool_call>\n{"name": "book", "arg', ""),
+        ('Let me see.\n<tool_call>\n{"na', None),
+    ],
+)
+def test_calls_that_are_cut_at_the_length_are_told_as_far_as_they_came(
+    api: openai.OpenAI, server: Running, text: TextPipeline, written: str, told: str | None
+) -> None:
+    """A whole answer and a stream say the same, and what is no valid JSON is not made to look so."""
+    server.runner.script = script_of(text, written)
+    size = len(text.tokenizer.encode(written, add_special_tokens=False))
+    asked: Any = {"model": "scripted", "messages": HELLO, "tools": [TOOL], "max_tokens": size}
+    (choice,) = api.chat.completions.create(**asked).choices
+    assert (choice.finish_reason, choice.message.content) == ("length", "Let me see.")
+    calls = [call.function.arguments for call in choice.message.tool_calls or ()]
+    assert calls == ([] if told is None else [told])
+    chunks = [chunk.choices[0] for chunk in api.chat.completions.create(**asked, stream=True)]
+    assert chunks[-1].finish_reason == "length"
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see."
+    pieces = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    assert "".join(piece.function.arguments for piece in pieces) == (told or "")
+    assert [piece.function.name for piece in pieces if piece.id] == ([] if told is None else ["book"])
 
 
-@pytest.mark.parametrize("written", ["<tool_call>", '<tool_call>\n{"na', '<tool_call>\n{"name": "book", "arg'])
+def test_a_call_that_is_cut_in_the_other_dialects(server: Running, text: TextPipeline) -> None:
+    """Where arguments are an object it has what is whole; where they are text, what came."""
+    before, server.runner.script = server.runner.script, script_of(text, CUT)
+    size = len(text.tokenizer.encode(CUT, add_special_tokens=False))
+    function = TOOL["function"]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
+        tools: Any = [{"type": "function", "strict": False, **function}]
+        asked: Any = {"model": "scripted", "input": "Hello", "tools": tools, "max_output_tokens": size}
+        response = api.responses.create(**asked)
+        (item,) = response.output
+        assert (response.status, item.type, item.status) == ("incomplete", "function_call", "incomplete")
+        assert item.arguments == '{"seats": 2, "at": "Ca'
+        events = list(api.responses.create(**asked, stream=True))
+        done = [event for event in events if event.type == "response.function_call_arguments.done"]
+        assert [event.arguments for event in done] == [item.arguments]
+        assert events[-1].type == "response.incomplete"
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as messages:
+        tool: Any = {"name": "book", "input_schema": function["parameters"]}
+        said: Any = {"model": "scripted", "max_tokens": size, "messages": HELLO, "tools": [tool]}
+        message = messages.messages.create(**said)
+        assert message.stop_reason == "max_tokens"
+        assert [(block.type, block.input) for block in message.content] == [("tool_use", {"seats": 2})]
+        with messages.messages.stream(**said) as stream:
+            final = stream.get_final_message()
+        assert (final.stop_reason, final.content[0].type) == ("max_tokens", "tool_use")
+        assert final.content[0].input["seats"] == 2
+    server.runner.script = before
+
+
+@pytest.mark.parametrize("written", ["<tool", "<tool_call>", '<tool_call>\n{"na', '<tool_call>\n{"name": "book", "arg'])
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_required_call_that_is_cut_off_is_no_text(text: TextPipeline, written: str, others: int) -> None:
+@pytest.mark.parametrize("short", [True, False], ids=["no room", "stopped"])
+def test_a_required_call_that_is_cut_off_is_no_text(text: TextPipeline, written: str, others: int, short: bool) -> None:
     """Where one function alone can be meant, its call is told without arguments."""
     tools = [TOOL, *[{"type": "function", "function": {"name": "other"}}] * others]
     choice = ToolChoice(ToolMode.REQUIRED)
     reading = Reading.of(text.answers, text.tokenizer, (1,), HELLO, tools, choice, False, "id")
     (reader,) = answer_readers(text.tokenizer, SamplingParams(), False, reading, text.mark_ids).values()
-    told = reader.push(text.tokenizer.encode(written), True).told
+    told = reader.push(text.tokenizer.encode(written), True, short).told
     assert "".join(part.text for part in told) == ""
     calls = [(call.name, call.arguments) for part in told for call in part.tool_calls]
-    assert calls == ([] if others else [("book", "{}")])
+    known = short and "book" in written
+    assert calls == ([("book", "" if short else "{}")] if known or not others else [])

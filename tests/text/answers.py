@@ -56,11 +56,18 @@ def whole(name: str) -> AnswerFormat:
     return AnswerFormat(found.calls, found.reasoning, found.channels)
 
 
-def read(format: AnswerFormat, pieces: Iterable[str], tools: Mapping[str, Any] | None = SCHEMAS, **given: Any) -> Read:
-    """What is told of an answer that comes in pieces."""
+def read(
+    format: AnswerFormat,
+    pieces: Iterable[str],
+    tools: Mapping[str, Any] | None = SCHEMAS,
+    *,
+    short: bool = False,
+    **given: Any,
+) -> Read:
+    """What is told of an answer that comes in pieces; `short`: there was no room for the rest of it."""
     parser = AnswerParser(format, tools=tools, **given)
     news = [part for piece in pieces for part in parser.push(piece)]
-    news += parser.finish()
+    news += parser.finish(short)
     calls: dict[int, list[str]] = {}
     for part in news:
         for piece in part.tool_calls:

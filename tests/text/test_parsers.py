@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.config.errors import ParameterError
+from penstock.text.parsers.calls import CallMarks
 from penstock.text.parsers.events import call_id
 from penstock.text.parsers.format import CallIds, choose, formats, names
 from penstock.text.parsers.parser import AnswerParser
@@ -130,6 +131,28 @@ def test_an_answer_may_end_anywhere(name: str) -> None:
     for size in range(len(answer)):
         found = read(whole(name), [answer[:size]], opened=None)
         assert all(isinstance(arguments, dict) for arguments in found.arguments)
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize("must", [False, True], ids=["may", "must"])
+def test_of_an_answer_that_was_cut_calls_are_told_as_far_as_they_came(name: str, must: bool) -> None:
+    format = whole(name)
+    assert format.calls is not None
+    marks = CallMarks(format.calls).opening
+    answer = written(name, "", "", 2)
+    every = read(format, [answer], opened=None).calls
+    partial = 0
+    for size in range(1, len(answer)):
+        begun = answer[:size]
+        for pieces in ([begun], list(begun)):
+            found = read(format, pieces, opened=None, short=True, must=must)
+            for (key, called, arguments), told in zip(found.calls, every, strict=False):
+                assert (key, called) == told[:2]
+                assert told[2].startswith(arguments), (begun, arguments)
+            partial += found.calls != every[: len(found.calls)]
+            likely = format.channels is not None or any(mark.startswith(begun.strip()) for mark in marks)
+            assert not found.text.strip() or likely or (format.calls.bare and not must), (begun, found.text)
+    assert partial
 
 
 @pytest.mark.parametrize("name", CALLING)

@@ -142,6 +142,15 @@ def _loose(pieces: list[str]) -> str:
 
 
 @dataclass(slots=True)
+class _ObjectCall:
+    """What is known of a call that is one object; `held` are arguments that came before the name."""
+
+    name: str = ""
+    announced: bool = False
+    held: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class CallReader:
     """Reads the calls of one answer.
 
@@ -253,7 +262,7 @@ class CallReader:
             elif char.isalpha():  # null
                 yield from ValueReader(self.stream, _nowhere).read()
         finally:
-            if not self._sent:
+            if not self._sent and not self.stream.broke_off:
                 self._send("{}")
 
     def _quoted_arguments(self) -> Reader[None]:
@@ -286,36 +295,43 @@ class CallReader:
 
     def _object(self) -> Reader[None]:
         """{"name": …, "arguments": …}, in any order, other members left out; its brace is read."""
+        call = _ObjectCall()
+        try:
+            yield from self._members(call)
+        except MalformedError:
+            if call.name and not call.announced and self.stream.broke_off:
+                self._call(call.name)
+            raise
+        self.stream.skip(1)
+        if not call.announced:
+            self._call(call.name)
+            self._send("{}")
+
+    def _members(self, call: _ObjectCall) -> Reader[None]:
+        """Those of an object, up to its brace."""
         stream = self.stream
-        name = ""
-        announced = False
-        held: list[str] = []
         keys = ValueReader(stream, _nowhere)
         while (char := (yield from stream.spaces())) != "}":
             if char == ",":
                 stream.skip(1)
                 continue
             key = yield from self._key(keys)
-            if self.shape.format.bare and not announced and key not in _CALL_KEYS:
+            if self.shape.format.bare and not call.announced and key not in _CALL_KEYS:
                 raise MalformedError
-            if key in _NAME_KEYS and not name:
-                name = yield from keys.key()
-                if held:
-                    self._call(name)
-                    announced = True
-                    self._send(_object_in("".join(held)))
-            elif key in _ARGUMENTS_KEYS and name and not announced:
-                self._call(name)
-                announced = True
+            if key in _NAME_KEYS and not call.name:
+                call.name = yield from keys.key()
+                if call.held:
+                    self._call(call.name)
+                    call.announced = True
+                    self._send(_object_in("".join(call.held)))
+            elif key in _ARGUMENTS_KEYS and call.name and not call.announced:
+                self._call(call.name)
+                call.announced = True
                 yield from self._arguments()
-            elif key in _ARGUMENTS_KEYS and not held and not announced:
-                yield from ValueReader(stream, held.append).read()
+            elif key in _ARGUMENTS_KEYS and not call.held and not call.announced:
+                yield from ValueReader(stream, call.held.append).read()
             else:
                 yield from ValueReader(stream, _nowhere).read()
-        stream.skip(1)
-        if not announced:
-            self._call(name)
-            self._send("{}")
 
     def _keyed(self) -> Reader[None]:
         """{"NAME": {…}}; its brace is read."""
@@ -361,7 +377,8 @@ class CallReader:
                 separator = ", "
                 yield from self._value(known.get(key), found.groupdict())
         finally:
-            self._send("{}" if separator == "{" else "}")
+            if not stream.broke_off:
+                self._send("{}" if separator == "{" else "}")
 
     def _value(self, schema: Any, told: Mapping[str, str]) -> Reader[None]:
         """A parameter's text up to its end mark: a string or JSON, as the schema or the tag says."""
@@ -373,11 +390,13 @@ class CallReader:
         text_only = kind in ("true", "string") if kind else not may_be_other(schema)
         if text_only:
             self._send('"')
-            yield from stream.until(shape.value_ends, lambda part: self._send(escaped(part)))
-            self._send('"')
+            mark = yield from stream.until(shape.value_ends, lambda part: self._send(escaped(part)), begun=False)
+            if mark or not stream.broke_off:
+                self._send('"')
             return
         parts: list[str] = []
-        yield from stream.until(shape.value_ends, parts.append)
+        if not (yield from stream.until(shape.value_ends, parts.append)) and stream.broke_off:
+            return  # its end would have told of what type it is
         text = "".join(parts)
         found = as_json(text)
         if found is None or (found[0] == '"' and kind is None and may_be_string(schema)):
@@ -425,9 +444,10 @@ class CallReader:
                 number += 1
                 yield from ValueReader(stream, self._send, pending=f"{separator}{quoted(key)}: ").read()
                 separator = ", "
-            stream.skip(1)
         finally:
-            self._send("}" if self._sent else "{}")
+            if not stream.broke_off:
+                self._send("}" if self._sent else "{}")
+        stream.skip(1)
 
     def _identifier(self) -> Reader[str]:
         name = ""

@@ -20,8 +20,9 @@ class AnswerParser:
     """Reads one sequence's text; what it tells in all does not depend on how the text is cut into pieces.
 
     It never fails: text that looks like a call but names no function is content; a call that breaks off has its
-    arguments closed; what stands between the place where a call breaks and its end mark is left out. Memory is bounded,
-    but for arguments that have to be read whole before their type is known, and time is linear.
+    arguments closed, unless the answer was cut there, which leaves them as far as they came; what stands between the
+    place where a call breaks and its end mark is left out. Memory is bounded, but for arguments that have to be read
+    whole before their type is known, and time is linear.
 
     Args:
         format: how the model writes.
@@ -29,10 +30,12 @@ class AnswerParser:
         opened: whether the prompt has opened the reasoning; None if it has closed it.
         call_id: makes the id of a call from its index and name.
         single: calls after the first are left out.
+        must: the answer has to call, so that what begins like a call is one.
         hidden: control tokens that are left out of the content where they mark nothing.
 
     Attributes:
         thinking: whether the text read so far ends within the reasoning.
+        untold: whether the answer ended within a call of which nothing could be told.
     """
 
     def __init__(
@@ -43,12 +46,15 @@ class AnswerParser:
         opened: bool | None = False,
         call_id: Callable[[int, str], str] = lambda index, name: f"call_{index}",
         single: bool = False,
+        must: bool = False,
         hidden: frozenset[str] = frozenset(),
     ) -> None:
         self._reasoning_format = format.reasoning
         self.thinking = bool(opened) or (opened is False and format.reasoning is not None and format.reasoning.assumed)
         self._call_id = call_id
         self._single, self._hidden = single, hidden
+        self._must = must
+        self.untold = False
         self._told: list[tuple[int, str | ToolCallDelta]] = []  # in order, each after the place its kind has in Parsed
         self._count = 0
         self._stream = Stream()
@@ -71,9 +77,9 @@ class AnswerParser:
         self.feed(text)
         return self._news()
 
-    def finish(self) -> tuple[Parsed, ...]:
-        """Takes the end of the text; as `push`. Call once."""
-        self._stream.ended = True
+    def finish(self, cut: bool = False) -> tuple[Parsed, ...]:
+        """Takes the end of the text, `cut` where there was no room for more; as `push`. Call once."""
+        self._stream.ended, self._stream.cut = True, cut
         next(self._machine, None)
         return self._news()
 
@@ -99,7 +105,8 @@ class AnswerParser:
             mark = yield from self._think(opening)
         elif shape and shape.format.bare:
             yield from self._bare()
-        while mark or (mark := (yield from self._stream.until(marks, self._content.say))):
+        stream, say = self._stream, self._content.say
+        while mark or (mark := (yield from stream.until(marks, say, begun=not self._count))):
             following = ""
             if mark in opening:
                 following = yield from self._section(mark, self._content)
@@ -142,6 +149,8 @@ class AnswerParser:
         try:
             yield from self._reader.section(mark)
         except MalformedError:
+            if stream.log is not None and self._lost(bool(mark)):
+                return ""
             if stream.log is not None:
                 told = told if count == self._count else self._content
                 told.say(stream.end_log())
@@ -151,6 +160,19 @@ class AnswerParser:
             return (yield from self._recover())
         stream.end_log()
         return ""
+
+    def _lost(self, begun: bool) -> bool:
+        """Whether what was noted is the beginning of a call at the answer's end, and so is not told.
+
+        `begun`: a mark has said that it is one.
+        """
+        ended = self._stream.ended and self._stream.at >= len(self._stream.text)
+        if not ended or not (self._must or (begun and self._stream.cut)):
+            return False
+        self._stream.end_log()
+        self._content.drop()
+        self.untold = True
+        return True
 
     def _recover(self) -> Reader[str]:
         assert self._shape is not None
@@ -177,7 +199,8 @@ class AnswerParser:
                 stream.start_log()
                 parts = [(yield from stream.follows(openers))]
                 if not parts[0] or not (yield from stream.until(message, parts.append)):
-                    self._content.say(stream.end_log())
+                    if not self._lost(bool(parts[0])):
+                        self._content.say(stream.end_log())
                     parts = [""]
                 stream.end_log()
             head = ""

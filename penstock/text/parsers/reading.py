@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, Self
 
 from penstock.config.errors import RequestError
 from penstock.text.detokenizer import IncrementalDetokenizer
+from penstock.text.parsers.calls import CallMarks
 from penstock.text.parsers.events import Parsed, ToolCallDelta, call_id
 from penstock.text.parsers.format import AnswerFormat, CallIds, formats
 from penstock.text.parsers.grammar import Function, calls_grammar
@@ -144,16 +145,14 @@ class Reading:
             opened=self.opened,
             call_id=partial(_call_id, calls.ids if calls else CallIds.CALL, key, self.earlier),
             single=not self.parallel,
+            must=self.must,
             hidden=hidden,
         )
         names = [function.name for function in self.functions]
         cut = None
         if self.must and calls is not None:
             only = names[0] if len(names) == 1 else ""
-            begin = (calls.begin or calls.call).strip()
-            cut = CutCall(
-                begin.partition("{")[0].strip() or begin[:1], only, _call_id(calls.ids, key, self.earlier, 0, only)
-            )
+            cut = CutCall(parser, CallMarks(calls).opening, only, _call_id(calls.ids, key, self.earlier, 0, only))
         return AnswerReader(detokenizer, parser, cut)
 
 
@@ -162,25 +161,27 @@ class CutCall:
     """What is told of an answer that has to call and ends before a call can be read: never the marks of one.
 
     Attributes:
-        mark: what a call begins with.
+        parser: of the answer.
+        marks: what a call may begin with.
         name, id: of the call, where only one function can be meant; else "".
         called: whether a call has been told.
     """
 
-    mark: str
+    parser: AnswerParser
+    marks: Collection[str]
     name: str
     id: str
     called: bool = False
 
-    def told(self, news: Sequence[Parsed]) -> tuple[Parsed, ...]:
-        """The last news, with a call without arguments in place of the beginning of one."""
-        self.called = self.called or any(part.tool_calls for part in news)
+    def told(self, news: Sequence[Parsed], cut: bool) -> tuple[Parsed, ...]:
+        """The last news, with a call without arguments in place of the beginning of one; `cut` for lack of room."""
         last = news[-1] if news else Parsed()
         text = last.text.strip()
-        if self.called or not text or not (text.startswith(self.mark) or self.mark.startswith(text)):
+        begun = bool(text) and any(mark.startswith(text) for mark in self.marks)
+        if self.called or not (begun or self.parser.untold):
             return tuple(news)
-        calls = (ToolCallDelta(0, self.id, self.name, "{}"),) if self.name else ()
-        return (*news[:-1], replace(last, text="", tool_calls=calls))
+        calls = (ToolCallDelta(0, self.id, self.name, "" if cut else "{}"),) if self.name else ()
+        return (*news[:-1], replace(last, text="" if begun else last.text, tool_calls=calls))
 
 
 @dataclass(slots=True)
@@ -191,16 +192,19 @@ class AnswerReader:
     parser: AnswerParser | None = None
     cut: CutCall | None = None
 
-    def push(self, tokens: Sequence[int], ended: bool = False) -> Part:
-        """Takes further tokens; with `ended`, the last ones. After a stop string nothing more is consumed."""
+    def push(self, tokens: Sequence[int], ended: bool = False, cut: bool = False) -> Part:
+        """Takes further tokens; with `ended`, the last ones, which `cut` says were so for lack of room.
+
+        After a stop string nothing more is consumed.
+        """
         if self.parser is None:
             piece = self.detokenizer.push(tokens)
             rest = self.detokenizer.finish() if ended and piece.stopped is None else None
             stopped = piece.stopped if rest is None else rest.stopped
             return Part(piece.text + (rest.text if rest else ""), stopped=stopped, tokens_used=piece.tokens_used)
-        return self._parsed(self.parser, tokens, ended)
+        return self._parsed(self.parser, tokens, ended, cut)
 
-    def _parsed(self, parser: AnswerParser, tokens: Sequence[int], ended: bool) -> Part:
+    def _parsed(self, parser: AnswerParser, tokens: Sequence[int], ended: bool, cut: bool) -> Part:
         used = 0
         reasoning = 0
         stopped = None
@@ -217,10 +221,11 @@ class AnswerReader:
             parser.feed(rest.text)
             stopped = rest.stopped
         over = ended or stopped is not None
-        news = parser.finish() if over else parser.push("")
+        cut = cut and stopped is None
+        news = parser.finish(cut) if over else parser.push("")
         if self.cut is not None:
             self.cut.called = self.cut.called or any(part.tool_calls for part in news)
-            news = self.cut.told(news) if over else news
+            news = self.cut.told(news, cut) if over else news
         return Part("", news, stopped, used, reasoning)
 
 

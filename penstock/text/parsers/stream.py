@@ -51,6 +51,7 @@ class Stream:
     Attributes:
         text, at: arrived text and how far it was read.
         ended: no more will come.
+        cut: it ended where there was no more room, so that what is begun would have gone on.
         log: while set, everything that is read is noted there as well, for the case that it has to be given back;
             the text seems to end after MAX_HELD characters of it, so that memory is bounded.
     """
@@ -58,6 +59,7 @@ class Stream:
     text: str = ""
     at: int = 0
     ended: bool = False
+    cut: bool = False
     log: list[str] | None = None
     _logged: int = field(default=0)
 
@@ -87,6 +89,11 @@ class Stream:
     def _final(self) -> bool:
         """Whether nothing comes after the limit."""
         return self.ended or (self.log is not None and len(self.text) - self.at >= MAX_HELD - self._logged)
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether all of a text that was cut is read."""
+        return self.cut and self.ended and self.at >= len(self.text)
 
     def skip(self, count: int) -> str:
         """Reads characters that are there."""
@@ -124,19 +131,24 @@ class Stream:
         return char
 
     def follows(self, wanted: Finder) -> Reader[str]:
-        """Reads one of the strings if it comes next (the longest of several), else nothing and returns ""."""
+        """Reads one of the strings if it comes next (the longest of several), else nothing and returns "".
+
+        The beginning of one, where the text was cut in it, is read too.
+        """
         while wanted.longest:
             rest = self.text[self.at : min(self._limit, self.at + wanted.longest)]
             if self._final or (rest and rest not in wanted.prefixes):
                 match = wanted.pattern.match(rest)
+                if not match and self.cut and rest in wanted.prefixes and self.at + len(rest) >= len(self.text):
+                    self.skip(len(rest))
                 return self.skip(match.end()) if match else ""
             yield
         return ""
 
-    def until(self, wanted: Finder, sink: Sink) -> Reader[str]:
+    def until(self, wanted: Finder, sink: Sink, *, begun: bool = True) -> Reader[str]:
         """Gives the text before the next of the strings to the sink; returns the string, which is read too.
 
-        Returns "" at the end.
+        Returns "" at the end. Where the text was cut within one of them, its beginning is given only with `begun`.
         """
         while True:
             limit, final = self._limit, self._final
@@ -146,9 +158,12 @@ class Stream:
                 if match.start() > self.at:
                     sink(self.skip(match.start() - self.at))
                 return self.skip(len(match[0]))
+            if final and self.cut and self.ended and not begun:
+                safe = min(limit, wanted.held(self.text, self.at))
             if safe > self.at:
                 sink(self.skip(safe - self.at))
             if final:
+                self.at = limit
                 return ""
             yield
 

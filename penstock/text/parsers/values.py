@@ -44,7 +44,8 @@ class ValueReader:
     """Reads one value and gives it on as JSON, `, ` and `: ` between parts, piece by piece.
 
     Accepted besides JSON: single quotes, Python's True, False, None and tuples, control characters and unknown escapes
-    in strings, commas before a closing bracket, names without quotes. A value cut off in the middle is closed.
+    in strings, commas before a closing bracket, names without quotes. A value that ends in the middle is closed, unless
+    the stream was cut there.
 
     Attributes:
         stream: where from.
@@ -66,7 +67,8 @@ class ValueReader:
             while self._open:
                 yield from self._next()
         except MalformedError:
-            self.emit("".join(_CLOSERS[opener] for opener in reversed(self._open)))
+            if not self.stream.broke_off:
+                self.emit("".join(_CLOSERS[opener] for opener in reversed(self._open)))
             self._open.clear()
             raise
 
@@ -160,11 +162,13 @@ class ValueReader:
         """The rest of a string whose opening mark is read and given on already, its closing quote included.
 
         Raises:
-            MalformedError: the text ends first; the string is closed.
+            MalformedError: the text ends first; the string is closed, unless it was cut.
         """
         if mark not in _PLAIN:
-            found = yield from self.stream.until(finding((mark,)), lambda part: self.emit(escaped(part)))
-            self.emit('"')
+            end = finding((mark,))
+            found = yield from self.stream.until(end, lambda part: self.emit(escaped(part)), begun=False)
+            if found or not self.stream.broke_off:
+                self.emit('"')
             if not found:
                 raise MalformedError
             return
@@ -172,7 +176,8 @@ class ValueReader:
         while True:
             char = yield from stream.peek()
             if not char:
-                self.emit('"')
+                if not stream.broke_off:
+                    self.emit('"')
                 raise MalformedError
             if part := stream.run(plain):
                 self.emit(part)
@@ -197,7 +202,7 @@ class ValueReader:
                 digits += self.stream.skip(1)
             if len(digits) == _HEX_ESCAPES[char]:
                 return f"\\u{digits:0>4}"
-            return escaped(f"\\{char}{digits}")
+            return "" if self.stream.broke_off else escaped(f"\\{char}{digits}")
         if not char:
             return ""
         self.stream.skip(1)
