@@ -178,7 +178,6 @@ _POOLED: Mapping[str, Difference] = MappingProxyType(
 )
 """Fields of vLLM's clients where nothing is generated."""
 _POOLED_INPUTS: Mapping[str, Difference] = MappingProxyType({**_POOLED, "media_io_kwargs": _any(_NO_MEDIA)})
-_NO_FILLING = "Filling in the middle is at /infill, of models that know it; leave it out."
 _NOT_KEPT = "Chats and responses are kept; leave it out, or send the request to one of those."
 
 DIFFERENCES: Mapping[str, Mapping[str, Difference]] = MappingProxyType(
@@ -200,7 +199,6 @@ DIFFERENCES: Mapping[str, Mapping[str, Difference]] = MappingProxyType(
             **dict.fromkeys(("enable_thinking", "reasoning_effort"), _any("Texts are continued as they are.")),
             "return_prompt_text": Difference("Send echo: true.", (False,)),
             "prompt_embeds": Difference("Prompts are texts or token ids; leave it out."),
-            "suffix": Difference(_NO_FILLING, ("",)),
             "store": Difference(_NOT_KEPT, (False,)),
         },
         **dict.fromkeys(("EmbeddingBody", "PoolingBody", "ClassifyBody"), _POOLED_INPUTS),

@@ -163,7 +163,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "stream": "Send the answer as it is written.",
         "stream_options": "What a stream tells besides the text.",
         "structured_outputs": "The form of the answer as vLLM has it: json, regex, choice, grammar or structural_tag.",
-        "suffix": _NOT_HERE,
+        "suffix": "What stands behind the answer, of models that know how to fill in the middle.",
         "summary": "Whether the model's reasoning is told, as a summary.",
         "system": "A system message in front of the conversation.",
         "task": "What is computed of each text.",

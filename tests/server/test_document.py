@@ -109,6 +109,8 @@ BEYOND = re.compile(
         *("context is", "tokens are taken", "n times the number of prompts"),
         # grammars, schemas and patterns that cannot be followed,
         *("JSON schema", "regular expression", "grammar", "pattern", "takes no", "schema", "structural tag"),
+        # what the model was not trained for,
+        "suffix cannot be followed",
         # what the template of the model refuses, and what it cannot do,
         *("A system message must come first", "cannot classify", "roles must", "this model's: ", "no prompts"),
         # and items that refer to what is not kept.

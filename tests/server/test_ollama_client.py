@@ -218,7 +218,12 @@ def test_the_library_is_not_there_yet(server: Running, method: str, name: str) -
         ("embed", {"keep_alive": "5 m"}, 'keep_alive is "5 m"'),
         ("generate", {"keep_alive": True}, "keep_alive is true"),
         ("generate", {"images": ["AA"]}, "images is"),
-        ("generate", {"suffix": "x"}, 'suffix is "x"'),
+        (
+            "generate",
+            {"suffix": "x"},
+            "suffix cannot be followed: this model's vocabulary has no prefix",
+        ),
+        ("generate", {"suffix": "x", "system": "y"}, 'suffix is "x"; allowed: only without system'),
         ("generate", {"template": "{{ .Prompt }}"}, "template is not one of the model's own"),
         ("generate", {"raw": True, "system": "x"}, "raw is true"),
         ("generate", {"context": [10**9]}, "context is 1000000000; allowed: token ids"),

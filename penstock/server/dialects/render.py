@@ -25,6 +25,7 @@ from penstock.server.dialects.responses.service.responses import Responses
 from penstock.server.dialects.responses.translate import sent_names as response_names
 from penstock.server.document import takes
 from penstock.server.encoding import json_answer, json_response, made_answer
+from penstock.server.infilling import infilled
 from penstock.server.prompts import check_shared
 
 
@@ -70,7 +71,8 @@ def render_router(responses: Responses) -> APIRouter:
         with param_names(sent_names(body)):
             call = named(await translated(request, completion_call, body, frontend.text.defaults), request)
             check_shared(call.requests)
-            found = [(item, await frontend.tokenize(item)) for item in call.requests]
+            requests = await translated(request, infilled, call.requests, body.suffix, frontend)
+            found = [(item, await frontend.tokenize(item)) for item in requests]
 
         def made() -> list[dict[str, Any]]:
             result = []

@@ -34,6 +34,7 @@ from penstock.server.dialects.ollama.translate import SENT, OllamaCall, chat_cal
 from penstock.server.document import takes
 from penstock.server.encoding import json_response, made_answer
 from penstock.server.errors import describe
+from penstock.server.infilling import infilled
 from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
 
@@ -112,6 +113,9 @@ def _add_answers(router: APIRouter, context: ServerContext, keys: AdminKeys) -> 
         with param_names(SENT):
             model.check_template(body.template or None)
             call = await translated(request, generate_call, body, text.defaults, text.template is not None)
+            if body.suffix and call.request is not None:
+                (between,) = await translated(request, infilled, (call.request,), body.suffix, model.frontend)
+                call = replace(call, request=between)
         with param_names({**SENT, "messages": "prompt", "prompt": "context" if call.context else "prompt"}):
             return await run(request, model, call)
 

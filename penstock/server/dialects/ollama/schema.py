@@ -92,7 +92,7 @@ class GenerateBody(AnswerBody):
     template: str | None = None
     raw: bool | None = None
     context: TokenIds | None = None
-    suffix: Annotated[str | None, nothing_but("")] = None
+    suffix: str | None = None
     images: Annotated[list[Any] | None, nothing_but([])] = None
 
 

@@ -96,15 +96,15 @@ def generate_call(body: GenerateBody, defaults: Mapping[str, Any], templated: bo
     Raises:
         RequestError: a value or a combination that is not served.
     """
-    if body.suffix:
-        raise bad_value("suffix", body.suffix, "nothing (filling in the middle is not available)", "unsupported")
     if body.images:
         raise bad_value("images", body.images, "none (this model takes text)", "unsupported_content")
     if not body.prompt:
         return _call(body, None, chat=False)
     if body.raw and (body.system or body.template or body.context):
         raise ParameterError("raw", True, "only without system, template and context")
-    if body.raw or not templated:
+    if body.suffix and (body.system or body.template or body.context):
+        raise ParameterError("suffix", body.suffix, "only without system, template and context")
+    if body.raw or body.suffix or not templated:
         if body.system or body.template:
             name = "system" if body.system else "template"
             raise RequestError(f"{name} cannot be used: this model has no chat template; leave it out.", param=name)
@@ -126,7 +126,7 @@ def _call(body: AnswerBody, request: GenerationRequest | None, *, chat: bool) ->
         stream=body.stream is not False,
         thinking=body.think is not False,
         context=context,
-        keeps_context=isinstance(body, GenerateBody) and not body.raw,
+        keeps_context=isinstance(body, GenerateBody) and not (body.raw or body.suffix),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
 

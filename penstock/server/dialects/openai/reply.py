@@ -17,6 +17,7 @@ from penstock.server.active_call import ActiveCall, event
 from penstock.server.dialects.openai.translate import OpenAICall
 from penstock.server.fingerprint import fingerprint
 from penstock.server.logprobs import logprob_object, said
+from penstock.server.tool_calls import call_piece, whole_calls
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -246,7 +247,7 @@ class OpenAIReply:
         told: dict[str, Any] = {}
         if delta.reasoning and self._call.include_reasoning:
             told |= {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}
-        calls = [_call_piece(piece) for piece in delta.tool_calls]
+        calls = [call_piece(piece) for piece in delta.tool_calls]
         if calls and self._call.legacy_functions:
             first = [call["function"] for call in calls if call["index"] == 0]
             if first:
@@ -308,26 +309,3 @@ class OpenAIReply:
                 told[str(token)] = {"logprob": said(logprob), "rank": rank, "decoded_token": text}
             result.append(told)
         return result
-
-
-def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
-    if piece.id is None:
-        return {"index": piece.index, "function": {"arguments": piece.arguments}}
-    function = {"name": piece.name, "arguments": piece.arguments}
-    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
-
-
-def whole_calls(pieces: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
-    """Calls from all their pieces."""
-    arguments: dict[int, list[str]] = {}
-    for piece in pieces:
-        arguments.setdefault(piece.index, []).append(piece.arguments)
-    return [
-        {
-            "id": piece.id,
-            "type": "function",
-            "function": {"name": piece.name, "arguments": "".join(arguments[piece.index])},
-        }
-        for piece in pieces
-        if piece.id is not None
-    ]

@@ -19,6 +19,7 @@ from penstock.server.dialects.stored_chats import Keep, StoredChats
 from penstock.server.document import EVENTS, takes
 from penstock.server.errors import REQUEST_ID
 from penstock.server.handed_on import handed_on
+from penstock.server.infilling import infilled
 
 
 def named(call: OpenAICall, request: Request) -> OpenAICall:
@@ -65,6 +66,7 @@ def openai_router(context: ServerContext, chats: StoredChats) -> APIRouter:
         with param_names(sent_names(body)):
             call = await translated(request, completion_call, body, model.frontend.text.defaults)
             model.require_ready()
-            return await run(request, model, call)
+            requests = await translated(request, infilled, call.requests, body.suffix, model.frontend)
+            return await run(request, model, replace(call, requests=requests))
 
     return router

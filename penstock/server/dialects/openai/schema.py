@@ -105,6 +105,7 @@ class CompletionBody(Sampling):
     """POST /v1/completions."""
 
     prompt: Prompt
+    suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     logprobs: Alternatives | None = None
     echo: bool | None = None
