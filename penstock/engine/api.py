@@ -119,6 +119,12 @@ class EngineClient(Protocol):
     def cancel(self, request_id: str) -> None:
         """Cancels a request: its sequences end as CANCELLED within one step. Unknown ids are ignored."""
 
+    def end_reasoning(self, request_id: str) -> None:
+        """Ends the reasoning of a request that has a budget of it: the marks of its end come next, then the answer.
+
+        A token or two may come before. Nothing changes where the reasoning is over; unknown ids are ignored.
+        """
+
     async def stats(self) -> EngineStats:
         """The newest snapshot; while no engine is there nothing runs in it, and counters never fall."""
 

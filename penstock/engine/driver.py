@@ -75,6 +75,10 @@ class EngineDriver:
             self._sink.refused(request_id, RequestError("The request was cancelled."))
         self._engine.cancel(request_id)
 
+    def end_reasoning(self, request_id: str) -> None:
+        """Ends a request's reasoning, if it has a budget of it; unknown ids are ignored."""
+        self._engine.structured.end_reasoning(request_id)
+
     def leave(self, prefix: str) -> None:
         """Ends all requests whose ids begin so: whoever sent them has gone."""
         there = {sequence.request.request_id for sequence in self._engine.scheduler.ledger.live()}

@@ -70,6 +70,12 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class EndReasoning(msgspec.Struct, frozen=True, tag=True):
+    """End the reasoning of a request that has a budget of it, so that its answer begins; unknown ids are ignored."""
+
+    request_id: str
+
+
 class StatsQuery(msgspec.Struct, frozen=True, tag=True):
     """Send a Stats event to a client."""
 
@@ -147,7 +153,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Command = Submit | Cancel | StatsQuery | Attach | Detach
+Command = Submit | Cancel | EndReasoning | StatsQuery | Attach | Detach
 Event = Progress | Ready | Outputs | Refused | Stats | Paced | Unattached | Heartbeat | Fatal
 
 T = TypeVar("T")

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 THREAD_NAME = "penstock-engine"
 _log = logging.getLogger(__name__)
-_Item = EngineRequest | str | asyncio.Future[EngineStats] | None
-"""What the thread is told: a request to add, an id to cancel, a future to fill with statistics, or None to end."""
+
+
+_Item = Callable[[EngineDriver], None] | asyncio.Future[EngineStats] | None
+"""What the thread is told: something to do, a future to fill with statistics, or None to end."""
 
 
 class ThreadClient:
@@ -85,7 +87,7 @@ class ThreadClient:
         if self._state is not EngineState.READY:
             raise EngineDeadError(f"The engine is {self._state.value}, not ready.")
         stream = self._streams.open(request)
-        self._inbox.put(request)
+        self._inbox.put(lambda driver: driver.submit(request))
         return stream
 
     def arriving(self, owner: str) -> AbstractContextManager[None]:
@@ -95,7 +97,10 @@ class ThreadClient:
         self._streams.waiting.check_room(owner)
 
     def cancel(self, request_id: str) -> None:
-        self._inbox.put(request_id)
+        self._inbox.put(lambda driver: driver.cancel(request_id))
+
+    def end_reasoning(self, request_id: str) -> None:
+        self._inbox.put(lambda driver: driver.end_reasoning(request_id))
 
     async def stats(self) -> EngineStats:
         if self._state is EngineState.READY and self._loop is not None:
@@ -152,12 +157,10 @@ class ThreadClient:
             item = self._inbox.get()
             if item is None:
                 return False
-            if isinstance(item, EngineRequest):
-                driver.submit(item)
-            elif isinstance(item, str):
-                driver.cancel(item)
-            else:
+            if isinstance(item, asyncio.Future):
                 self._post(_settle, item, driver.stats())
+            else:
+                item(driver)
         return True
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:

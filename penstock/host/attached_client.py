@@ -154,6 +154,9 @@ class AttachedClient:
     def cancel(self, request_id: str) -> None:
         self._line.cancel(request_id)
 
+    def end_reasoning(self, request_id: str) -> None:
+        self._line.end_reasoning(request_id)
+
     def own(self) -> EngineStats:
         """What this process knows of its requests, which no engine counts."""
         return self._line.own()

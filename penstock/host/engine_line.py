@@ -119,6 +119,17 @@ class EngineLine:
         with contextlib.suppress(EngineDeadError, MessageError):
             self._send(messages.encode(messages.Cancel(request_id)))
 
+    def end_reasoning(self, request_id: str) -> None:
+        """As `EngineClient.end_reasoning`; an engine that the request comes to later ends it too."""
+        name = request_names.named(self.client, request_id)
+        stream = self.streams.get(name)
+        if stream is None or (thinking := stream.request.thinking) is None:
+            return
+        stream.request = replace(stream.request, thinking=replace(thinking, budget=0))
+        if self._send is not None and not self.resumption.holds(stream):
+            with contextlib.suppress(EngineDeadError):
+                self._send(messages.encode(messages.EndReasoning(name)))
+
     def own(self) -> EngineStats:
         """What this process knows of its requests, which no engine counts."""
         return EngineStats(waiting_seconds=self.streams.waiting.seconds(), resumed=self.resumption.resumed)

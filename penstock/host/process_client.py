@@ -135,6 +135,9 @@ class ProcessClient:
     def cancel(self, request_id: str) -> None:
         self._line.cancel(request_id)
 
+    def end_reasoning(self, request_id: str) -> None:
+        self._line.end_reasoning(request_id)
+
     def detach(self, client: str) -> None:
         """Another client of the engine has gone: its requests end."""
         if self._child is not None and self._line.is_open:

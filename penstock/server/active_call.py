@@ -77,13 +77,14 @@ class Clock:
 
 @dataclass(slots=True)
 class ActiveCall:
-    """The running generations of one call, in the order of its prompts."""
+    """The running generations of one call, in the order of its prompts; `at_end` is called when it is closed."""
 
     requests: Sequence[GenerationRequest]
     generations: Sequence[TextGeneration | BestOf]
     metrics: ModelMetrics
     started: float
     account: RequestAccount | None = None
+    at_end: list[Callable[[], None]] = field(default_factory=list)
     _clocks: list[defaultdict[int, Clock]] = field(init=False)  # of each prompt, by the number of its sequence
     _tasks: list[asyncio.Future[None]] = field(default_factory=list)
     _ended: int = 0
@@ -238,6 +239,8 @@ class ActiveCall:
         if self._closed:
             return
         self._closed = True
+        for tell in self.at_end:
+            tell()
         await cancel_all(self._tasks)
         for generation in self.generations:
             await generation.aclose()

@@ -29,6 +29,7 @@ from penstock.server.auth import LOCAL_ORIGINS, NO_ORIGIN, AdminKeys, ApiKeys, H
 from penstock.server.context import ModelContext, ServedModels, ServerContext
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
+from penstock.server.dialects.chat_control import ControlBody, RunningChats, chat_control_router
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.conversations.routes import conversations_router
 from penstock.server.dialects.conversations.schema import CONVERSATION_BODIES
@@ -197,6 +198,7 @@ def _bodies() -> tuple[type[BaseModel], ...]:
     openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, LlamaTokenizeBody, DetokenizeBody)
     return (
         *openai,
+        ControlBody,
         *CONVERSATION_BODIES,
         ChatUpdateBody,
         *pooling,
@@ -262,10 +264,10 @@ def _routers(
     context: ServerContext, responses: Responses, admins: AdminKeys, options: ServerOptions
 ) -> Mapping[str, Sequence[APIRouter]]:
     """Those of the dialects, by the groups they are described in."""
-    chats = StoredChats(responses.store)
+    chats, running = StoredChats(responses.store), RunningChats()
     return {
         "OpenAI: chats and completions": (
-            openai_router(context, chats),
+            openai_router(context, chats, running),
             stored_chats_router(chats),
             models_router(context),
         ),
@@ -273,7 +275,7 @@ def _routers(
         "Anthropic": (anthropic_router(context),),
         "Ollama": (ollama_router(context, admins, page=options.page),),
         "vLLM": (vllm_router(context),),
-        "llama-server": (llama_server_router(context), llama_embeddings_router(context)),
+        "llama-server": (llama_server_router(context), chat_control_router(running), llama_embeddings_router(context)),
         "TGI": (tgi_router(context),),
         "SGLang": (sglang_router(context),),
         "KServe and Triton": (kserve_router(context),),

@@ -94,9 +94,6 @@ _LLAMA_SHAPES: Mapping[str, Difference] = MappingProxyType(
         "chat_format": _any("How the model writes is known from its template."),
         "thinking_forced_open": _any("Whether reasoning has begun is read from the prompt."),
         "generation_prompt": _any("What opens the answer is the template's."),
-        "reasoning_control": Difference(
-            "Reasoning cannot be ended from outside; send thinking_token_budget.", (False,)
-        ),
         "reasoning_budget_message": Difference("The end of a budget has no message; leave it out.", ("",)),
         **{
             name: _any("The marks of reasoning are the model's own.")
@@ -199,6 +196,7 @@ DIFFERENCES: Mapping[str, Mapping[str, Difference]] = MappingProxyType(
             **dict.fromkeys(("enable_thinking", "reasoning_effort"), _any("Texts are continued as they are.")),
             "return_prompt_text": Difference("Send echo: true.", (False,)),
             "prompt_embeds": Difference("Prompts are texts or token ids; leave it out."),
+            "reasoning_control": Difference("Reasoning is told apart in chats alone; send a chat.", (False,)),
             "store": Difference(_NOT_KEPT, (False,)),
         },
         **dict.fromkeys(("EmbeddingBody", "PoolingBody", "ClassifyBody"), _POOLED_INPUTS),

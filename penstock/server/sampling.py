@@ -35,6 +35,18 @@ MaxTokens = Annotated[
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "stop")
 
 
+def _bounded(value: Any) -> Any:
+    """llama-server's clients write -1 for no bound."""
+    return None if value == -1 else value
+
+
+MaxTokens = Annotated[
+    Count | None,
+    BeforeValidator(_bounded),
+    WithJsonSchema(or_null({"type": "integer", "minimum": -1, "maximum": limits.MAX_TOKENS, "not": {"const": 0}})),
+]
+
+
 class SamplingBody(RequestBody):
     """A field left out takes the model's own default, else OpenAI's."""
 

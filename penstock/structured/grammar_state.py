@@ -6,7 +6,7 @@ Tokens that have to follow a sampled one become known at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -328,6 +328,11 @@ class GrammarState:
         else:
             self._matcher = found
             self._look_ahead()
+
+    def end_reasoning(self) -> None:
+        """Spends the budget of reasoning: its end is forced behind the next token that is taken."""
+        if self._thinking is not None:
+            self._thinking = replace(self._thinking, budget=0)
 
     def snapshot(self) -> Snapshot:
         """What `restore` goes back to."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -188,6 +188,15 @@ class StructuredOutputManager:
         if all(other.job is not waiting.job for other in self._compiling.values()):
             self._compiler.drop(waiting.job)
         return True
+
+    def end_reasoning(self, request_id: str) -> None:
+        """Ends the reasoning of all sequences of a request; of requests without a budget of it nothing is known."""
+        live = self._active.get(request_id) or self._compiling.get(request_id)
+        if live is None or live.request.thinking is None:
+            return
+        live.request = replace(live.request, thinking=replace(live.request.thinking, budget=0))
+        for state in live.sequences.values():
+            state.end_reasoning()
 
     def drop(self, request_id: str) -> None:
         """Forgets a request that was not admitted."""

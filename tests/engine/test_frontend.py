@@ -68,6 +68,8 @@ class Script:
 
     def cancel(self, request_id: str) -> None: ...
 
+    def end_reasoning(self, request_id: str) -> None: ...
+
     async def stats(self) -> EngineStats:
         return EngineStats()
 

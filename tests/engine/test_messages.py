@@ -56,6 +56,7 @@ OUTPUT = EngineOutput(
         messages.Submit(REQUEST),
         messages.Submit(REQUEST, SoFar(((1, 2), None, ()), 3)),
         messages.Cancel("é" * 100),
+        messages.EndReasoning("é"),
         messages.StatsQuery(),
         messages.StatsQuery("é"),
         messages.Attach("1.2", "ipc:///c"),

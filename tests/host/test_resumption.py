@@ -11,6 +11,7 @@ import pytest
 
 from penstock.config.errors import EngineDeadError, OverloadedError, RequestError
 from penstock.config.options import EngineOptions
+from penstock.core.constraint import Thinking
 from penstock.core.media import MediaSpan
 from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
@@ -30,6 +31,25 @@ from tests.engine.support import POISON, read, request, tokens_of
 def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restarts do not wait."""
     monkeypatch.setattr(client_module, "FIRST_RESTART_DELAY_S", 0.01)
+
+
+def test_reasoning_that_is_ended_ends_in_the_next_engine_too() -> None:
+    line, frames = EngineLine("c"), list[bytes]()
+    line.open(frames.append)
+    line.submit(replace(asked(1), thinking=Thinking((5,), budget=90)))
+    line.submit(asked(2))
+    for name in ("it1", "it2", "nobody"):
+        line.end_reasoning(name)
+    (sent,) = [told for told in map(messages.decode_command, frames) if isinstance(told, messages.EndReasoning)]
+    stream = line.streams.get(sent.request_id)
+    assert stream is not None and stream.request.thinking == Thinking((5,), budget=0)
+    line.cut(frozenset())
+    frames.clear()
+    line.end_reasoning("it1")
+    assert not frames
+    line.open(frames.append)
+    again = [told for told in map(messages.decode_command, frames) if isinstance(told, messages.Submit)]
+    assert again[0].request.thinking == Thinking((5,), budget=0)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -37,6 +37,7 @@ OPERATIONS = [
     ("POST", "/v1/detokenize", 10),
     ("GET", "/v1/models/{model}", 10),
     *(("POST", f"/{path}", 10) for path in ("completion", "completions", "chat/completions")),
+    ("POST", "/v1/chat/completions/control", 5),
     *(("POST", f"/{path}", 5) for path in ("embedding", "embeddings", "chat/completions/input_tokens")),
     *(("POST", path, 5) for path in ("/reranking", "/v1/reranking", "/lora-adapters")),
     *(("GET", f"/{path}", 2) for path in ("props", "slots", "lora-adapters", "models", "v1/health")),

@@ -67,7 +67,7 @@ TEXT_ONLY = {
     *(f"/api/extra/{name}" for name in ("generate/check", "abort", "tokencount")),
     *(f"/v1/internal/{name}" for name in ("encode", "decode", "token-count", "chat-prompt")),
     "/v1/messages/count_tokens",
-    "/v1/chat/completions/chatcmpl-1",
+    *("/v1/chat/completions/chatcmpl-1", "/v1/chat/completions/control"),
     "/v1/responses/resp_1/cancel",
     *(f"/v1/conversations{rest}" for rest in ("", "/conv_1", "/conv_1/items")),
     *("/props", "/slots/{id_slot}", "/lora-adapters", "/chat/completions/input_tokens"),

@@ -370,6 +370,17 @@ def forced_at_first(compiler: GrammarCompiler) -> tuple[int, ...]:
     return tuple(matcher(compiler, "choice", '["certain", "certainty"]').compute_ff_tokens())
 
 
+def test_reasoning_that_is_ended_ends_behind_the_next_token() -> None:
+    state = GrammarState(None, Thinking((7, 8), budget=1000), SamplingParams(), ())
+    assert state.accept([10]) == () == state.accept([11])
+    state.end_reasoning()
+    assert allowed(state) == set(range(SIZE))  # a mask may be in flight already
+    assert state.accept([12]) == (7, 8)
+    assert state.unconstrained
+    state.end_reasoning()  # there is no more of it
+    assert state.accept([13]) == () and state.unconstrained
+
+
 def test_an_end_half_said_when_the_budget_is_spent_is_completed() -> None:
     state = GrammarState(None, Thinking((7, 8, 9), budget=3), SamplingParams(), ())
     state.accept([5])

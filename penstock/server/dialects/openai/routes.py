@@ -12,6 +12,7 @@ from penstock.server.active_call import EventStream, complete, open_call, ping_s
 from penstock.server.auth import owner_of
 from penstock.server.body import read_body, translated
 from penstock.server.context import ModelContext, ServerContext
+from penstock.server.dialects.chat_control import RunningChats
 from penstock.server.dialects.openai.reply import OpenAIReply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call, sent_names
@@ -30,14 +31,17 @@ def named(call: OpenAICall, request: Request) -> OpenAICall:
     return replace(call, id=f"{call.id.partition('-')[0]}-{given}")
 
 
-def openai_router(context: ServerContext, chats: StoredChats) -> APIRouter:
+def openai_router(context: ServerContext, chats: StoredChats, running: RunningChats) -> APIRouter:
     """The routes over one server's context."""
     router = APIRouter()
 
     async def run(request: Request, model: ModelContext, call: OpenAICall, keep: Keep | None = None) -> Response:
         with param_names({"grammar": call.form}):
             active = await open_call(request, model, call.requests, call.beams, call.best_of)
-        reply = OpenAIReply(named(call, request), active, model.frontend, keep)
+        call = named(call, request)
+        if call.reasoning_control:
+            running.add(owner_of(request), call.id, active, model.frontend)
+        reply = OpenAIReply(call, active, model.frontend, keep)
         if call.stream:
             return EventStream(reply.events(), active.aclose, context.lifecycle, keepalive_s=ping_s(call.ping))
         return await complete(reply.whole(), active, request.receive, context.lifecycle)

@@ -96,6 +96,7 @@ class ChatBody(Sampling, WebuiChatBody):
     thinking_token_budget: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     include_reasoning: bool | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+    reasoning_control: bool | None = None
     reasoning_budget_tokens: Annotated[int, Field(ge=-1, le=limits.MAX_TOKENS)] | None = None
     echo: bool | None = None
     return_prompt_text: bool | None = None

@@ -55,6 +55,7 @@ class OpenAICall:
         tokens_as_ids: log-probabilities name tokens by their ids.
         return_prompt_text: the prompt's text is told.
         return_progress: how much of the prompt is computed is told with the first.
+        reasoning_control: the reasoning may be ended while it runs.
         ping: seconds of silence after which a stream sends a comment, -1 for none.
     """
 
@@ -81,6 +82,7 @@ class OpenAICall:
     said: str = ""
     tokens_as_ids: bool = False
     return_prompt_text: bool = False
+    reasoning_control: bool = False
 
 
 def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
@@ -115,6 +117,9 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
     budget = body.thinking_token_budget
     if budget is None and body.reasoning_budget_tokens != -1:
         budget = body.reasoning_budget_tokens
+    if body.reasoning_control and body.use_beam_search:
+        raise ParameterError("reasoning_control", True, "without use_beam_search, whose answers are many requests")
+    controlled = limits.MAX_TOKENS if body.reasoning_control else None  # a budget that is spent when that is asked
     request = GenerationRequest(
         request_id=uuid.uuid4().hex,
         sampling=_sampling(body, defaults, max_tokens=max_tokens, logprobs=logprobs),
@@ -122,7 +127,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
         tools=tools,
         tool_choice=choice,
         parse=body.reasoning_format != "none",
-        thinking_budget=budget,
+        thinking_budget=controlled if budget is None else budget,
         add_generation_prompt=prompted(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=template_kwargs(
@@ -142,6 +147,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
     told: dict[str, Any] = {
         "legacy_functions": bool(body.functions),
         "include_reasoning": body.include_reasoning is not False,
+        "reasoning_control": bool(body.reasoning_control),
     }
     told |= {"said": _said(body), "return_prompt_text": bool(body.return_prompt_text)}
     rest = {"chat": True, "logprobs": logprobs, "beams": beams(body, max_tokens), **told}
