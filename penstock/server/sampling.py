@@ -20,18 +20,6 @@ Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
 Label = Annotated[str, Field(max_length=limits.MAX_USER_CHARS)]
 Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
 _LEAST_TOP_P = 1e-9
-
-
-def _bounded(value: Any) -> Any:
-    """llama-server's clients write -1 for no bound."""
-    return None if value == -1 else value
-
-
-MaxTokens = Annotated[
-    Count | None,
-    BeforeValidator(_bounded),
-    WithJsonSchema(or_null({"type": "integer", "minimum": -1, "maximum": limits.MAX_TOKENS, "not": {"const": 0}})),
-]
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "stop")
 
 

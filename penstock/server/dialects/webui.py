@@ -131,13 +131,13 @@ def _add_models(router: APIRouter, context: ServerContext) -> None:
     host = context.models.host
 
     @router.get("/model/info", summary="The model that answers", openapi_extra=_JSON)
-    async def info(request: Request) -> Response:
-        names = context.models.names()
-        name = names[0] if host is None and names else next((e.name for e in host.entries() if e.usable), None)
-        return json_response({"model_name": name or "None", "lora_names": [], "loader": "penstock"})
+    async def info() -> Response:
+        there = context.models.names() if host is None else [entry.name for entry in host.entries() if entry.usable]
+        name = there[0] if there else "None"
+        return json_response({"model_name": name, "lora_names": [], "loader": "penstock"})
 
     @router.get("/model/list", summary="All models", openapi_extra=_JSON)
-    async def models(request: Request) -> Response:
+    async def models() -> Response:
         return json_response({"model_names": list(context.models.names())})
 
     @router.get("/lora/list", summary="Adapters, of which there are none", openapi_extra=_JSON)
