@@ -49,6 +49,27 @@ def test_as_llama_servers_router(many: Hosting) -> None:
     assert statuses()["small"] == "unloaded"
 
 
+def test_llama_servers_router_tells_what_changes(many: Hosting) -> None:
+    events: list[dict[str, object]] = []
+    with httpx.stream("GET", f"{many.url}/models/sse", timeout=60) as answer:
+        lines = (json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line.startswith("data: "))
+        events += [next(lines) for _ in range(3)]
+        assert [(told["model"], told["data"]) for told in events] == [
+            (name, {"status": "unloaded"}) for name in ("small", "large", "away")
+        ]
+        assert post(many, "/models/load", model="small").json() == {"success": True}
+        while events[-1]["data"] != {"status": "loaded"}:
+            events.append(next(lines))
+    assert {told["model"] for told in events[3:]} == {"small"}
+    assert {told["event"] for told in events} == {"model_status"}
+
+
+def test_llama_servers_router_without_a_model(many: Hosting) -> None:
+    told = get(many, "/props").json()
+    assert (told["role"], told["max_instances"]) == ("router", 3)
+    assert get(many, "/props?model=small").json()["model_alias"] == "small"
+
+
 def test_as_lm_studio(many: Hosting) -> None:
     loaded = post(many, "/api/v1/models/load", model="small", context_length=99, echo_load_config=True).json()
     assert (loaded["type"], loaded["instance_id"], loaded["status"]) == ("llm", "small", "loaded")

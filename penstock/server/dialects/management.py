@@ -27,6 +27,7 @@ from penstock.server.shapes import Exact
 
 _Name = Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_NAME_CHARS)]
 _PROGRESS_S = 0.5  # between two events of a load
+_LOOK_S = 1.0  # between two looks at whether the server is being shut down
 
 
 class ManagementBody(Exact):
@@ -135,6 +136,10 @@ def _add_llama(router: APIRouter, management: Management) -> None:
             data.append({**about, "status": status_of(entry)})
         return json_response({"object": "list", "data": data})
 
+    @router.get("/models/sse", summary="What models do, in events as it changes", openapi_extra=gives(EVENTS))
+    async def changes() -> Response:
+        return EventStream(_changes(management), None, management.context.lifecycle)
+
     @router.post("/models/load", summary="Begin to load a model", openapi_extra=takes(LoadBody))
     async def load(request: Request) -> Response:
         body = await read_body(request, LoadBody)
@@ -145,6 +150,21 @@ def _add_llama(router: APIRouter, management: Management) -> None:
     async def unload(request: Request) -> Response:
         await management.unload(request, (await read_body(request, LoadBody)).model)
         return json_response({"success": True})
+
+
+async def _changes(management: Management) -> AsyncIterator[bytes]:
+    """What all models do, then an event for each that does something else, as llama-server's router tells it."""
+    known: dict[str, dict[str, Any]] = {}
+    while not management.context.lifecycle.draining:
+        now = {entry.name: status_of(entry) for entry in await management.entries()}
+        for name in known.keys() - now.keys():
+            yield event({"model": name, "event": "model_remove"})
+        for name, status in now.items():
+            if status != known.get(name):
+                told = dict(status)
+                yield event({"model": name, "event": "model_status", "data": {"status": told.pop("value"), **told}})
+        known = now
+        await management.host.changed(_LOOK_S)
 
 
 def _add_lm_studio(router: APIRouter, management: Management) -> None:

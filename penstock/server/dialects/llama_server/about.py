@@ -60,7 +60,10 @@ def add_about(router: APIRouter, context: ServerContext) -> None:
 
     @router.get("/props", summary="What the server and its model are", openapi_extra=asks(ModelQuery))
     async def props(request: Request) -> Response:
-        return json_response(_props(await model_of(request, read_query(ModelQuery, request)), context))
+        query = read_query(ModelQuery, request)
+        if context.models.host is not None and not query.model:
+            return json_response(_router_props(context))
+        return json_response(_props(await model_of(request, query), context))
 
     @router.post("/props", summary="Change what the server is", openapi_extra=takes(PropsBody))
     async def change_props(request: Request) -> Response:
@@ -105,6 +108,22 @@ def _listed(raw: bytes) -> Any:
     if not isinstance(given, list):
         raise RequestError("The body must be a list of adapters, each with id and scale.", code="invalid_value")
     return given
+
+
+def _router_props(context: ServerContext) -> dict[str, Any]:
+    """The properties of a server of several models, asked without naming one."""
+    return {
+        "role": "router",
+        "max_instances": len(context.models.names()),
+        "models_autoload": True,
+        "model_alias": "penstock",
+        "model_path": "none",
+        "default_generation_settings": {"params": {}, "n_ctx": 0},
+        "endpoint_slots": context.shows_slots,
+        "endpoint_props": context.changes_props,
+        "endpoint_metrics": True,
+        "build_info": __version__,
+    }
 
 
 def _props(model: ModelContext, context: ServerContext) -> dict[str, Any]:
