@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.config.errors import RequestError, format_value
 from penstock.core.constraint import ToolChoice, ToolMode
+from penstock.server.custom_tools import arguments_for, as_function, definition_fields
 from penstock.server.errors import bad_value
 from penstock.server.strict_json import parse_json
 from penstock.text.grammar.wellformed import SchemaFault, first_fault
@@ -31,16 +32,25 @@ def checked_tools(
 ) -> tuple[Mapping[str, Any], ...] | None:
     """Function declarations, or None where there are none; `where` names the field they were sent in.
 
+    Custom tools are declared as the functions that stand for them.
+
     Raises:
-        RequestError: an entry is not a function declaration.
+        RequestError: an entry is not a function declaration, and no custom tool.
     """
+    found: list[Mapping[str, Any]] = []
     for index, tool in enumerate(tools or ()):
+        if tool.get("type") == "custom":
+            at = f"{where}[{index}].custom"
+            found.append({"type": "function", "function": declared(at, as_function(at, tool.get("custom")))})
+            continue
+        found.append(tool)
         function = tool.get("function")
         function = function if isinstance(function, dict) else {}
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
-            raise bad_value(f"{where}[{index}]", tool, 'an object of type "function" with function.name')
+            allowed = 'an object of type "function" with function.name, or of type "custom"'
+            raise bad_value(f"{where}[{index}]", tool, allowed)
         declared(f"{where}[{index}]" if where == "functions" else f"{where}[{index}].function", function)
-    return tuple(tools) if tools else None
+    return tuple(found) if found else None
 
 
 def declared(where: str, given: Mapping[str, Any], schema: str = "parameters") -> dict[str, Any]:
@@ -75,7 +85,8 @@ def _check_parameters(where: str, schema: Mapping[str, Any]) -> None:
 
 def function_fields(tools: Sequence[object] | None, sent: str) -> dict[str, str]:
     """Where a dialect has the schemas of functions that `GenerationRequest.tools` has elsewhere; see `param_names`."""
-    return {f"tools[{index}].function.parameters": sent.format(index) for index in range(len(tools or ()))}
+    named = {f"tools[{index}].function.parameters": sent.format(index) for index in range(len(tools or ()))}
+    return named | definition_fields(tools)
 
 
 def chosen_tools(
@@ -120,7 +131,7 @@ def tool_choice(
         if not names:
             raise bad_value(param, choice, '"auto" or "none" without tools')
         return ToolChoice(ToolMode.REQUIRED, parallel=parallel)
-    function = choice.get("function", choice) if isinstance(choice, dict) else None
+    function = choice.get("function", choice.get("custom", choice)) if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         allowed = '"auto", "none", "required", or an object with function.name'
@@ -191,6 +202,13 @@ def _tool_calls(where: str, calls: object) -> list[dict[str, Any]]:
         raise bad_value(where, calls, "a list of tool calls")
     result = []
     for index, call in enumerate(calls):
+        if isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
+            given = arguments_for(string_of(f"{where}[{index}].custom", custom, "input"))
+            call = {
+                "id": call.get("id"),
+                "type": "function",
+                "function": {"name": custom.get("name"), "arguments": given},
+            }
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_value(f"{where}[{index}]", call, "an object with function.name and function.arguments")

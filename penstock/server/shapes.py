@@ -64,6 +64,14 @@ _FUNCTION: dict[str, Any] = an_object(
     },
 )
 FUNCTION_TOOL: dict[str, Any] = an_object({"type": {"const": "function"}, "function": _FUNCTION})
+CUSTOM_FIELDS: dict[str, Any] = {
+    "description": or_null(STRING),
+    "format": or_null(an_object({"type": {"const": "text"}})),
+}
+"""Of a tool whose input is a text; grammars that inputs are held to are beyond what the document can say."""
+_CUSTOM_TOOL: dict[str, Any] = an_object(
+    {"type": {"const": "custom"}, "custom": an_object({"name": FUNCTION_NAME}, CUSTOM_FIELDS)}
+)
 _CONTENT: dict[str, Any] = {"anyOf": [STRING, {"type": "array", "items": _PART}]}
 _ARGUMENTS: dict[str, Any] = {"anyOf": [STRING, {"type": "object"}, {"type": "null"}]}
 _CALL: dict[str, Any] = an_object(
@@ -92,7 +100,7 @@ _MESSAGE: dict[str, Any] = {
 }
 Message = Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
-Tool = Annotated[dict[str, Any], WithJsonSchema(FUNCTION_TOOL)]
+Tool = Annotated[dict[str, Any], WithJsonSchema({"anyOf": [FUNCTION_TOOL, _CUSTOM_TOOL]})]
 Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS)]
 Functions = Annotated[
     list[Annotated[dict[str, Any], WithJsonSchema(_FUNCTION)]], Field(max_length=limits.MAX_TOOLS, fail_fast=True)

@@ -87,6 +87,20 @@ def test_a_named_function_is_called_and_ends_as_an_answer_does(api: openai.OpenA
     check(calls)
 
 
+def test_the_input_of_a_custom_tool_fits_its_expression(api: openai.OpenAI) -> None:
+    grammar = {"syntax": "regex", "definition": '[0-9]{3}-"[a-z]{2}'}
+    tool: Any = {"type": "custom", "custom": {"name": "run", "format": {"type": "grammar", "grammar": grammar}}}
+    choice: Any = {"type": "custom", "custom": {"name": "run"}}
+    for seed in range(3):
+        asked = {**ASKED, "temperature": 1, "seed": seed, "tools": [*TOOLS, tool], "tool_choice": choice}
+        (call,) = api.chat.completions.create(**asked).choices[0].message.tool_calls or ()
+        assert re.fullmatch(grammar["definition"], call.custom.input)
+    bad: Any = {"type": "custom", "name": "run", "format": {"type": "grammar", "syntax": "regex", "definition": "((("}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.responses.create(model="scripted", input="Hello", tools=[bad], tool_choice="required")
+    assert refused.value.param == "tools[0].format.definition"
+
+
 def test_a_stream_of_a_required_call_equals_the_whole(api: openai.OpenAI) -> None:
     asked = {**ASKED, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     whole = api.chat.completions.create(**asked).choices[0].message.tool_calls[0]

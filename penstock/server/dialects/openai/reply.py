@@ -14,10 +14,10 @@ from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.active_call import ActiveCall, event
+from penstock.server.custom_tools import CustomCalls
 from penstock.server.dialects.openai.translate import OpenAICall
 from penstock.server.fingerprint import fingerprint
 from penstock.server.logprobs import logprob_object, said
-from penstock.server.tool_calls import call_piece, whole_calls
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -50,6 +50,7 @@ class OpenAIReply:
         """`keep` is given the whole answer before the last of it is told."""
         self._call = call
         self._active, self._keep = active, keep
+        self._calls = CustomCalls(call.custom)
         self._frontend = frontend
         self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
         self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in call.requests]
@@ -185,7 +186,7 @@ class OpenAIReply:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if reasoning := "".join(choice.reasoning):
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
-        if calls := whole_calls(choice.calls):
+        if calls := self._calls.whole(choice.calls):
             message["content"] = text or None
             if self._call.legacy_functions:
                 message["function_call"] = calls[0]["function"]
@@ -247,7 +248,7 @@ class OpenAIReply:
         told: dict[str, Any] = {}
         if delta.reasoning and self._call.include_reasoning:
             told |= {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}
-        calls = [call_piece(piece) for piece in delta.tool_calls]
+        calls = [self._calls.piece(delta.index, piece) for piece in delta.tool_calls]
         if calls and self._call.legacy_functions:
             first = [call["function"] for call in calls if call["index"] == 0]
             if first:

@@ -21,6 +21,7 @@ from penstock.server.conversation import (
     prompted,
     template_kwargs,
 )
+from penstock.server.custom_tools import custom_names, definition_fields
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.ending import beams, best_of, repetition
 from penstock.server.prompts import cache_salt, prompts_of, text_request
@@ -49,6 +50,7 @@ class OpenAICall:
         best_of: generates so many sequences and tells the best n.
         legacy_functions: calls are told as OpenAI did before there were tools.
         include_reasoning: the reasoning is told.
+        custom: names of tools whose input is a text.
         form: the field that says what form the answer has.
         timings_per_token: times are told with each chunk, not with the last alone.
         said: what a chat's answer begins with: the text of the message that it goes on from.
@@ -75,6 +77,7 @@ class OpenAICall:
     best_of: int | None = None
     legacy_functions: bool = False
     include_reasoning: bool = True
+    custom: frozenset[str] = frozenset()
     form: str = "grammar"
     timings_per_token: bool = False
     return_progress: bool = False
@@ -91,7 +94,8 @@ def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
     if body.prompt_logprobs is None:
         names["prompt_logprobs"] = "echo"
     if isinstance(body, ChatBody):
-        names |= {} if body.tools else function_fields(body.functions, "functions[{}].parameters")
+        legacy = function_fields(body.functions, "functions[{}].parameters")
+        names |= definition_fields(body.tools) if body.tools else legacy
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     elif body.max_tokens is None:
@@ -148,6 +152,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
         "legacy_functions": bool(body.functions),
         "include_reasoning": body.include_reasoning is not False,
         "reasoning_control": bool(body.reasoning_control),
+        "custom": custom_names(body.tools),
     }
     told |= {"said": _said(body), "return_prompt_text": bool(body.return_prompt_text)}
     rest = {"chat": True, "logprobs": logprobs, "beams": beams(body, max_tokens), **told}

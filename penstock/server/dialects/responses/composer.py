@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.active_call import typed_event
 from penstock.server.context import ModelContext
+from penstock.server.custom_tools import InputReader, custom_names
 from penstock.server.dialects.responses.items import Item, item_id
 from penstock.server.dialects.responses.schema import Reasoning
 from penstock.server.dialects.responses.translate import ResponsesCall
@@ -21,6 +22,11 @@ from penstock.server.errors import failure_of
 from penstock.server.logprobs import logprob_object
 
 Event = dict[str, Any]
+_TOOLS: Mapping[str, Item] = {
+    "function": {"description": None, "parameters": None, "strict": None},
+    "custom": {"description": None, "format": {"type": "text"}},
+}
+"""What the response tells of tools besides what was sent, by type."""
 _ECHOED: tuple[tuple[str, Any], ...] = (
     *((name, None) for name in ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")),
     *(("prompt_cache_key", None), ("safety_identifier", None), ("background", False), ("metadata", {})),
@@ -47,6 +53,7 @@ class _Kind:
 _MESSAGE = _Kind("message", "output_text", {"role": "assistant", "content": []}, "content", "output_text")
 _REASONING = _Kind("reasoning", "reasoning_text", {"summary": [], "content": []}, "content", "reasoning_text")
 _SUMMARY = _Kind("reasoning", "reasoning_summary_text", _REASONING.rest, "summary", "summary_text")
+_CUSTOM = _Kind("custom_tool_call", "custom_tool_call_input", {"input": ""}, text="input")
 _CALL = _Kind("function_call", "function_call_arguments", {"arguments": ""}, text="arguments")
 
 
@@ -81,6 +88,8 @@ class Composer:
         self._logprobs: list[Item] = []
         self._tokens = self._reasoning = 0
         self._length = False
+        self._custom = custom_names(call.body.tools)
+        self._input: InputReader | None = None
         self.response = _response(call, context)
         self._thought = _SUMMARY if self.response["reasoning"]["summary"] else _REASONING
 
@@ -106,7 +115,12 @@ class Composer:
         if delta.text:
             yield from self._told(_MESSAGE, delta.text)
         for piece in delta.tool_calls:
-            yield from self._told(_CALL, piece.arguments, piece)
+            if piece.id is not None:
+                self._input = InputReader() if piece.name in self._custom else None
+            if self._input is not None:
+                yield from self._told(_CUSTOM, self._input.push(piece.arguments), piece)
+            else:
+                yield from self._told(_CALL, piece.arguments, piece)
 
     def finish(self, error: BaseException | None = None) -> Iterator[Event]:
         """The events that end the items; the response has its outcome after them.
@@ -231,7 +245,7 @@ def _response(call: ResponsesCall, context: ModelContext) -> Item:
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "text": {"verbosity": "medium", **text, "format": _format(text.get("format"))},
-        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or ()],
+        "tools": [{**_TOOLS[tool["type"]], **tool} for tool in body.tools or ()],
         "top_p": sampling.top_p,
         "usage": None,
     }

@@ -8,11 +8,18 @@ from typing import Any
 from penstock.config import limits
 from penstock.config.errors import ParameterError, format_value
 from penstock.server.conversation import check_kind, string_of
+from penstock.server.custom_tools import arguments_for
 from penstock.server.errors import bad_value
 from penstock.server.turns import ChatTurns
 
 Item = dict[str, Any]
 _ROLES = ("user", "assistant", "system", "developer")
+_OUTPUTS: Mapping[str, str] = {
+    "function_call_output": "function_call",
+    "custom_tool_call_output": "custom_tool_call",
+}
+"""What calls have given back, and the calls."""
+_CALLS = frozenset(_OUTPUTS.values())
 
 
 def references(given: object) -> list[str]:
@@ -48,7 +55,7 @@ def checked_items(
         raise bad_value(field, given, "a string or a list of items, not empty")
     if len(given) + len(earlier) > limits.MAX_MESSAGES:
         raise ParameterError(field, f"{len(given) + len(earlier)} items", f"at most {limits.MAX_MESSAGES}")
-    calls = {item["call_id"] for item in earlier if item["type"] == "function_call"}
+    calls = {item["call_id"] for item in earlier if item["type"] in _CALLS}
     result = []
     for index, raw in enumerate(given):
         where = f"{field}[{index}]"
@@ -57,10 +64,10 @@ def checked_items(
             if item["id"] not in known:
                 raise bad_value(f"{where}.id", item["id"], "the id of a stored item, once; send the item itself")
             item = known.pop(item["id"])
-        if item["type"] == "function_call":
+        if item["type"] in _CALLS:
             calls.add(item["call_id"])
-        elif item["type"] == "function_call_output" and item["call_id"] not in calls:
-            raise bad_value(f"{where}.call_id", item["call_id"], "the call_id of a function_call that comes before it")
+        elif (call := _OUTPUTS.get(item["type"])) and item["call_id"] not in calls:
+            raise bad_value(f"{where}.call_id", item["call_id"], f"the call_id of a {call} that comes before it")
         result.append(item)
     return result
 
@@ -68,6 +75,8 @@ def checked_items(
 _FORMS: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
     "message": ("msg", (), {"content": "input_text"}),
     "function_call": ("fc", ("call_id", "name", "arguments"), {}),
+    "custom_tool_call": ("ctc", ("call_id", "name", "input"), {}),
+    "custom_tool_call_output": ("ctco", ("call_id",), {"output": "input_text"}),
     "function_call_output": ("fco", ("call_id",), {"output": "input_text"}),
     "reasoning": ("rs", (), {"summary": "summary_text", "content": "reasoning_text"}),
     "item_reference": ("ref", ("id",), {}),
@@ -126,10 +135,12 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
         turns.add("system", instructions)
     for item in items:
         kind, role = item["type"], item.get("role", "assistant")
-        if kind == "function_call_output":
+        if kind in _OUTPUTS:
             turns.result(item["call_id"], _text(item["output"]))
         elif kind == "function_call":
             turns.call(item["call_id"], item["name"], item["arguments"])
+        elif kind == "custom_tool_call":
+            turns.call(item["call_id"], item["name"], arguments_for(item["input"]))
         elif kind == "reasoning":
             turns.add(role, thought=_text(item.get("content") or item["summary"]), joint=_joint(turns))
         elif role in ("user", "assistant"):

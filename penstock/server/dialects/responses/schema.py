@@ -20,7 +20,12 @@ Include = Literal[
 Includes = Annotated[list[Include], Field(fail_fast=True)]
 ITEM = shapes.an_object({"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": shapes.STRING})
 _ITEMS: dict[str, Any] = {"type": "array", "items": ITEM, "minItems": 1, "maxItems": limits.MAX_MESSAGES}
-_TOOL = shapes.an_object({"type": {"const": "function"}, "name": shapes.FUNCTION_NAME})
+_TOOL = {
+    "anyOf": [
+        shapes.an_object({"type": {"const": "function"}, "name": shapes.FUNCTION_NAME}),
+        shapes.an_object({"type": {"const": "custom"}, "name": shapes.FUNCTION_NAME}, shapes.CUSTOM_FIELDS),
+    ]
+}
 Input = Annotated[Any, WithJsonSchema({"anyOf": [shapes.STRING, _ITEMS]})]
 ResponseTools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(max_length=limits.MAX_TOOLS)]
 Detail = Literal["auto", "concise", "detailed"]

@@ -11,6 +11,7 @@ from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import checked_messages, chosen_tools, declared, function_fields, template_kwargs
+from penstock.server.custom_tools import as_function
 from penstock.server.dialects.responses.items import Item, messages_of
 from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
 from penstock.server.errors import Unavailable, bad_value, refuse_unavailable
@@ -111,12 +112,14 @@ def _tools(body: InputTokensBody) -> tuple[tuple[Mapping[str, Any], ...] | None,
     """The functions the model is shown, and which of them it must call."""
     tools = []
     for index, tool in enumerate(body.tools or ()):
-        if tool.get("type") != "function":
-            allowed = '"function" (built-in, custom and MCP tools are not available; run them in the client)'
+        if tool.get("type") not in ("function", "custom"):
+            allowed = '"function", "custom" (built-in and MCP tools are not available; run them in the client)'
             raise bad_value(f"tools[{index}].type", tool.get("type"), allowed, "unsupported_parameter")
-        tools.append({"type": "function", "function": declared(f"tools[{index}]", tool)})
+        where = f"tools[{index}]"
+        given = as_function(where, tool) if tool["type"] == "custom" else tool
+        tools.append({"type": "function", "function": declared(where, given)})
     choice = body.tool_choice
     kind = choice.get("type") if isinstance(choice, dict) else "function"
-    if kind not in ("function", "allowed_tools"):
-        raise bad_value("tool_choice.type", kind, '"function", "allowed_tools"', "unsupported_parameter")
+    if kind not in ("function", "custom", "allowed_tools"):
+        raise bad_value("tool_choice.type", kind, '"function", "custom", "allowed_tools"', "unsupported_parameter")
     return chosen_tools(choice, tuple(tools) or None, parallel=body.parallel_tool_calls)
