@@ -111,6 +111,22 @@ class Busy(Wrapped):
         return super().sample(step)
 
 
+class Held(Wrapped):
+    """A runner that takes a hundred steps more, and then waits, while a file is there."""
+
+    def __init__(self, runner: Runner, file: str) -> None:
+        super().__init__(runner)
+        self._file, self._left = file, 100
+
+    def sample(self, step: int) -> StepResult:
+        while os.path.exists(self._file):
+            if self._left:
+                self._left -= 1
+                break
+            time.sleep(0.005)
+        return super().sample(step)
+
+
 class Lost(Wrapped):
     """A runner whose device fails for good in a step."""
 
@@ -147,7 +163,7 @@ import os, sys, time, types
 sys.path.insert(0, {root!r})
 from penstock.config.errors import CheckpointError
 from penstock.engine import process
-from tests.engine.support import Busy, Deadly, Lost, Slow, null_engine
+from tests.engine.support import Busy, Deadly, Held, Lost, Slow, null_engine
 
 def build_engine(options, progress, *, grammars):
     progress(1, 2)
@@ -172,7 +188,10 @@ def build_engine(options, progress, *, grammars):
         return null_engine(wrap=lambda runner: Deadly(Slow(runner, 0.002)))
     if options.model == "lost":
         return null_engine(wrap=lambda runner: Lost(Slow(runner, 0.01), 20))
-    return null_engine(options.max_model_len or 2048, wrap=lambda runner: Slow(runner, 0.002))
+    if options.model == "slow":
+        return null_engine(wrap=lambda runner: Slow(runner, 0.05))
+    wrap = lambda runner: Held(Slow(runner, 0.002), {folder!r} + "/hold")
+    return null_engine(options.max_model_len or 2048, wrap=wrap)
 
 build = types.ModuleType("penstock.engine.build")
 build.build_engine = build_engine

@@ -33,7 +33,7 @@ class Hosting:
         async def told() -> dict[str, str]:
             return {entry.name: entry.state.value for entry in self.host.told()}
 
-        return asyncio.run_coroutine_threadsafe(told(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(told(), self.loop).result(60)
 
 
 @contextlib.contextmanager
@@ -65,5 +65,5 @@ def hosting(
             gate.set()
         loop.call_soon_threadsafe(lifecycle.aborted.set)
         server.should_exit = True  # type: ignore[attr-defined]
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()

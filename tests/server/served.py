@@ -39,7 +39,7 @@ class Served:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def stop(self, seconds: float = 15) -> int:
+    def stop(self, seconds: float = 60) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 

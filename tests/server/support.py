@@ -40,11 +40,14 @@ class ScriptedRunner(Wrapped):
 
     Attributes:
         script: the tokens.
+        endless: the last token of the script, which ends it, is left out.
         delay: seconds a step takes.
         first_delay: seconds more where a sequence draws its first token.
         die_after: each sequence fails after so many tokens.
         likelier: tokens told to be likelier than the one that is drawn.
         seen: every request admitted, as the row of its first sequence.
+        drawn: how many tokens the sequence in each slot has.
+        held: set when the engine has come to where it was told to wait.
     """
 
     def __init__(self, runner: Runner, script: tuple[int, ...]) -> None:
@@ -52,30 +55,47 @@ class ScriptedRunner(Wrapped):
         self.script = script
         self.seen: list[NewSequence] = []
         self._rows: dict[int, NewSequence] = {}
-        self._drawn: Counter[int] = Counter()
+        self.drawn: Counter[int] = Counter()
+        self._go, self.held = threading.Event(), threading.Event()
+        self._held_at: int | None = None
         self.reset()
 
     def reset(self) -> None:
         """Back to the default behaviour, with nothing seen."""
-        self.delay, self.first_delay, self.likelier = 0.0, 0.0, 0
+        self.delay, self.first_delay, self.likelier, self.endless = 0.0, 0.0, 0, False
         self.die_after: int | None = None
         self.seen.clear()
+        self.go()
+
+    def hold(self, drawn: int | None = None) -> None:
+        """The engine waits, until `go`, in its next step, or before a sequence gets more than `drawn` tokens."""
+        self._held_at = drawn
+        self.held.clear()
+        self._go.clear()
+
+    def go(self) -> None:
+        self._held_at = None
+        self._go.set()
 
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
         for new in plan.new_sequences:
-            self._rows[new.slot], self._drawn[new.slot] = new, len(new.generated_ids)
+            self._rows[new.slot], self.drawn[new.slot] = new, len(new.generated_ids)
             if new.sequence == 0 and not new.generated_ids:
                 self.seen.append(new)
         super().submit(plan, masks)
 
     def sample(self, step: int) -> StepResult:
         result = super().sample(step)
-        first = any(row.tokens and not self._drawn[row.slot] for row in result.results)
+        first = any(row.tokens and not self.drawn[row.slot] for row in result.results)
         time.sleep(self.delay + first * self.first_delay)
+        at = self._held_at
+        if at is None or any(row.tokens and self.drawn[row.slot] >= at for row in result.results):
+            self.held.set()
+            self._go.wait()
         return result._replace(results=tuple(map(self._scripted, result.results)))
 
     def _scripted(self, row: SlotResult) -> SlotResult:
-        sampling, drawn = self._rows[row.slot].sampling, self._drawn[row.slot]
+        sampling, drawn = self._rows[row.slot].sampling, self.drawn[row.slot]
         scored = tuple(_logprobs(entry.token, sampling.prompt_logprobs or 0) for entry in row.prompt_logprobs)
         if row.pooled is not None:
             return row
@@ -83,8 +103,8 @@ class ScriptedRunner(Wrapped):
             return SlotResult(row.slot, prompt_logprobs=scored)
         if drawn == self.die_after:
             return SlotResult(row.slot, error="The engine stopped.")
-        self._drawn[row.slot] += 1
-        token = self.script[drawn % len(self.script)]
+        self.drawn[row.slot] += 1
+        token = self.script[drawn % (len(self.script) - self.endless)]
         logprobs = () if sampling.logprobs is None else (_logprobs(token, sampling.logprobs, self.likelier),)
         return SlotResult(row.slot, (token,), logprobs, scored)
 
@@ -104,10 +124,10 @@ class Serving:
     loop: asyncio.AbstractEventLoop
     client: EngineClient
 
-    def connect(self, timeout: float = 10.0) -> socket.socket:
+    def connect(self, timeout: float = 60.0) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout)
 
-    def raw(self, data: bytes, timeout: float = 10.0) -> bytes:
+    def raw(self, data: bytes, timeout: float = 60.0) -> bytes:
         """Sends bytes, and returns what comes until the server closes or `timeout` passes without news."""
         with self.connect(timeout) as connection:
             with contextlib.suppress(OSError):
@@ -118,7 +138,18 @@ class Serving:
         """Runs `action` in the server's event loop."""
         self.loop.call_soon_threadsafe(action)
 
-    def wait(self, work: Coroutine[Any, Any, Result], seconds: float = 10.0) -> Result:
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The server's event loop does nothing meanwhile: what is sent has come before it looks."""
+        paused, go = threading.Event(), threading.Event()
+        self.call(lambda: (paused.set(), go.wait()))
+        paused.wait()
+        try:
+            yield
+        finally:
+            go.set()
+
+    def wait(self, work: Coroutine[Any, Any, Result], seconds: float = 60.0) -> Result:
         """The result of `work`, done in the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(seconds)
 
@@ -136,10 +167,15 @@ class Running(Serving):
         """Requests the engine has and has not ended."""
         return len({s.request.request_id for s in self.engine.scheduler.ledger.live()})
 
+    @property
+    def cancelled(self) -> int:
+        """Sequences the engine has ended before they had ended themselves, so far."""
+        return self.engine.scheduler.ledger.counters.cancelled
+
     def stats(self) -> EngineStats:
         return self.wait(self.client.stats())
 
-    def until_idle(self, seconds: float = 1.0) -> None:
+    def until_idle(self, seconds: float = 60.0) -> None:
         """Fails unless every request of the engine ends in time and leaves nothing behind."""
         until(lambda: not (self.client._streams or self.live), seconds)
         stats = self.stats()
@@ -147,7 +183,7 @@ class Running(Serving):
         self.engine.scheduler.check_integrity()
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
@@ -200,7 +236,7 @@ def serving(client: EngineClient, text: TextPipeline, options: ServerOptions | N
     finally:
         loop.call_soon_threadsafe(lifecycle.aborted.set)
         server.should_exit = True  # type: ignore[attr-defined]
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
         assert client.state is EngineState.STOPPED
         assert engine_threads() == threads
@@ -229,20 +265,23 @@ def running(
     client = ThreadClient(build, max_queue_seconds=max_queue_seconds)
     with serving(client, text, options) as server:
         until(lambda: client.state is EngineState.READY)
-        yield Running(server.url, server.port, server.lifecycle, server.loop, client, *built[0])
+        try:
+            yield Running(server.url, server.port, server.lifecycle, server.loop, client, *built[0])
+        finally:
+            built[0][1].go()
 
 
 @contextlib.contextmanager
 def serving_a_process(
-    text: TextPipeline, folder: Path, restart: float = 60.0
+    text: TextPipeline, folder: Path, restart: float = 3600.0, model: str = "null"
 ) -> Iterator[tuple[Serving, ProcessClient]]:
     """A server over a null engine in a process of its own, which is started again after `restart` s if it dies."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.host.child.sys.executable", str(null_process(folder)))
         patch.setattr("penstock.host.process_client.FIRST_RESTART_DELAY_S", restart)
-        client = ProcessClient(EngineOptions(model="null"))
+        client = ProcessClient(EngineOptions(model=model))
         with serving(client, text) as server:
-            until(lambda: client.state is EngineState.READY, 20)
+            until(lambda: client.state is EngineState.READY)
             yield server, client
 
 

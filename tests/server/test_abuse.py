@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import random
+import re
+import select
 import socket
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ from penstock.server.body import limited
 from tests.server.support import Running, read_all, until
 
 BODY = json.dumps({"prompt": "Hello", "max_tokens": 3}).encode()
-SLOW = json.dumps({"prompt": "Hello", "max_tokens": 500, "ignore_eos": True}).encode()
-STREAM = json.dumps({"prompt": "Hello", "max_tokens": 500, "ignore_eos": True, "stream": True}).encode()
+SLOW = json.dumps({"prompt": "Hello", "max_tokens": 2000, "ignore_eos": True}).encode()
+STREAM = json.dumps({"prompt": "Hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}).encode()
 JSON = b"Content-Type: application/json\r\n"
 
 
@@ -47,6 +49,13 @@ def status(answer: bytes) -> int:
             assert secret not in error["message"]
         assert len(error["message"]) <= 600
     return code
+
+
+def until_closed(connection: socket.socket) -> None:
+    """Reads to the end; a connection that stays open ends in TimeoutError."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(65536):
+            pass
 
 
 def still_serves(server: Running) -> None:
@@ -137,11 +146,11 @@ def test_a_body_of_single_bytes(server: Running) -> None:
 
 def test_slow_headers_are_cut(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HEADER_TIMEOUT_S", 0.3)
-    with server.connect() as connection:
-        started = time.monotonic()
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
-        assert status(read_all(connection)) == 408
-        assert time.monotonic() - started < 3
+    with server.paused():
+        slow = server.connect()
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
+    with slow:
+        assert status(read_all(slow)) == 408
     with server.connect() as connection:
         assert read_all(connection) == b""
 
@@ -154,25 +163,30 @@ def test_what_follows_an_answer_and_is_no_request_does_not_keep_a_connection(
     body = b"" if path == b"/nowhere" else BODY
     length = max(10, len(body))  # the one is answered before its body, which comes later
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n" % (path, JSON, length)
-    with server.connect() as connection:
+    with server.paused():
+        connection = server.connect()
         connection.sendall(head + body)
+    with connection:
         assert connection.recv(65536)
-        connection.sendall(b"\r\n" if body else b" " * 10)
-        connection.settimeout(5)
-        while connection.recv(65536):  # a connection that stays open ends in TimeoutError
-            pass
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"\r\n" if body else b" " * 10)
+        until_closed(connection)
 
 
 def test_slow_bodies_are_cut(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BODY_TIMEOUT_S", 0.3)
-    with server.connect() as connection:
-        connection.sendall(post(BODY)[:-5])
-        started = time.monotonic()
-        for _ in range(3):
-            time.sleep(0.05)
-            connection.sendall(b" ")
+    with server.paused():
+        connection = server.connect()
+        connection.sendall(post(BODY + b" " * 100_000)[:-99_999])
+    with connection:
+
+        def answered() -> bool:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b" ")  # what trickles in gives no new time
+            return bool(select.select([connection], [], [], 0.05)[0])
+
+        until(answered)
         assert status(read_all(connection)) == 408
-        assert time.monotonic() - started < 4
 
 
 def test_headers_over_the_limit(server: Running) -> None:
@@ -204,7 +218,7 @@ def test_headers_over_the_limit(server: Running) -> None:
     ],
 )
 def test_what_is_not_http(server: Running, request_bytes: bytes) -> None:
-    assert status(server.raw(request_bytes, timeout=3)) in (*range(400, 500), 501)
+    assert status(server.raw(request_bytes, timeout=60)) in (*range(400, 500), 501)
     still_serves(server)
 
 
@@ -212,7 +226,7 @@ def test_a_smuggled_request_is_never_answered(server: Running) -> None:
     inner = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + JSON
     both = head + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n%s" % (5 + len(inner), inner)
-    answer = server.raw(both, timeout=2)
+    answer = server.raw(both, timeout=60)
     assert answer.count(b"HTTP/1.1 ") == 1
     assert b'"version"' not in answer
 
@@ -267,20 +281,23 @@ def test_random_bytes_never_break_it(server: Running) -> None:
         data = bytearray(whole)
         for _ in range(source.randint(1, 8)):
             data[source.randrange(len(data))] = source.randrange(256)
-        answer = server.raw(bytes(data), timeout=0.5)
-        assert not answer or status(answer) < 500
+        answer = server.raw(
+            bytes(data) + b"\0" * 4096
+        )  # neither the rest of a body nor a further request: it is closed
+        found = re.findall(rb"HTTP/1\.1 (\d{3})", answer)
+        assert found and max(found) < b"500", data
+        assert not any(secret in answer for secret in (b"Traceback", str(Path.cwd()).encode(), b".py"))
     still_serves(server)
 
 
 @pytest.mark.parametrize("body", [SLOW, STREAM], ids=["whole", "stream"])
 @pytest.mark.parametrize("how", ["fin", "rst", "half-close"])
 def test_a_client_that_leaves_frees_its_request(server: Running, body: bytes, how: str) -> None:
-    server.runner.delay = 0.01
+    server.runner.delay = 0.05
     connections = [server.connect() for _ in range(8)]
     for connection in connections:
         connection.sendall(post(body))
     until(lambda: server.live == 8)
-    time.sleep(0.05)
     for connection in connections:
         if how == "half-close":
             connection.shutdown(socket.SHUT_WR)
@@ -288,20 +305,23 @@ def test_a_client_that_leaves_frees_its_request(server: Running, body: bytes, ho
         if how == "rst":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
-    server.until_idle(1.0)
+    server.until_idle()
     until(lambda: server.lifecycle.in_flight == 0)
     for connection in connections:
         connection.close()
 
 
 def test_leaving_during_a_long_prefill(server: Running) -> None:
-    server.runner.delay, before = 0.3, server.stats()
+    before = server.stats()
     for number, stream in enumerate((False, True), 5):
         body = {"prompt": [number] * 1540, "max_tokens": 500, "ignore_eos": True, "stream": stream}  # four steps
+        server.runner.hold()
         with server.connect() as connection:
             connection.sendall(post(json.dumps(body).encode()))
             until(lambda: server.live == 1)
-        server.until_idle(1.0)
+        until(lambda: server.lifecycle.in_flight == 0)
+        server.runner.go()
+        server.until_idle()
     after = server.stats()
     assert after.steps > before.steps
     assert after.generated_tokens == before.generated_tokens
@@ -314,21 +334,21 @@ def test_a_reader_that_stalls_is_ended(server: Running, monkeypatch: pytest.Monk
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
         connection.sendall(post(json.dumps(body).encode()))
-        until(lambda: server.live == 1)
-        server.until_idle(30)
+        until(lambda: len(server.runner.seen) == 1)
+        server.until_idle()
         until(lambda: server.lifecycle.in_flight == 0)
-        connection.settimeout(5)
-        started = time.monotonic()
-        read_all(connection)
-        assert time.monotonic() - started < 4, "the connection was left open"
+        connection.settimeout(60)
+        until_closed(connection)
 
 
 def test_long_waits_are_filled_with_comments(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SSE_KEEPALIVE_S", 0.05)
-    server.runner.first_delay = 0.4
-    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hello", "stream": True}).text
-    assert answer.count(": keep-alive\n\n") >= 3
-    assert answer.endswith("data: [DONE]\n\n")
+    server.runner.hold()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={"prompt": "Hello", "stream": True}) as answer:
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(6)] == [": keep-alive", ""] * 3
+        server.runner.go()
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
 
 
 def test_pipelined_requests_are_answered_in_order(server: Running) -> None:

@@ -42,7 +42,7 @@ def concierge(text: TextPipeline) -> Iterator[Serving]:
     options = EngineOptions(model="penstock-concierge", threads=1)
     client = ThreadClient(lambda: build_engine(options))
     with serving(client, text) as server:
-        until(lambda: client.state is EngineState.READY, 60)
+        until(lambda: client.state is EngineState.READY)
         yield server
 
 
@@ -183,7 +183,7 @@ def test_a_budget_ends_thinking(text: TextPipeline) -> None:
     opened: list[Any] = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "<think>What city do"}]
     asked: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "messages": opened, "extra_body": GREEDY}
     with serving(client, reasoner) as own:
-        until(lambda: client.state is EngineState.READY, 60)
+        until(lambda: client.state is EngineState.READY)
         with anthropic.Anthropic(base_url=own.url, api_key="none", max_retries=0) as api:
             free = api.messages.create(**asked).content[0].thinking
             held = api.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 3}).content[0].thinking

@@ -168,7 +168,7 @@ def test_requests_of_the_document(fuzzed: Running, method: str, path: str, examp
         suppress_health_check=list(HealthCheck),
     )
     def run(case: schemathesis.Case[Any]) -> None:
-        response = case.call(timeout=20)
+        response = case.call(timeout=60)
         seen[response.status_code] += 1
         case.validate_response(response, checks=list(CHECKS))
         if mode is GenerationMode.POSITIVE and 400 <= response.status_code < 500:

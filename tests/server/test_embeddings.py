@@ -39,7 +39,7 @@ class Served:
     tokenizer: tokenizers.Tokenizer
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=20)
+        return httpx.post(self.url + path, json=body, timeout=60)
 
     def states(self, text: str) -> torch.Tensor:
         """transformers' final hidden states of a text."""
@@ -75,7 +75,7 @@ def serve(folder: Path, model: Any, tokenizer: tokenizers.Tokenizer | None = Non
     settings = {"max_model_len": 64, "kv_blocks": 64, "kv_cache_dtype": "float32", "threads": 1, **options}
     client = ThreadClient(functools.partial(build_engine, EngineOptions(model=str(folder), **settings)))
     with serving(client, TextPipeline.load(str(folder))) as server:
-        until(lambda: client.state is EngineState.READY, 20)
+        until(lambda: client.state is EngineState.READY)
         yield Served(server.url, model, tokenizer)
 
 

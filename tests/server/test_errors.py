@@ -68,8 +68,8 @@ def test_leavers_are_counted_as_cancelled(server: Running) -> None:
         lines = httpx.get(f"{server.url}/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
-    server.runner.delay, before = 0.01, cancelled()
-    body = {"prompt": "Hello", "stream": True, "n": 3, "ignore_eos": True, "max_tokens": 500}
+    server.runner.delay, before = 0.05, cancelled()
+    body = {"prompt": "Hello", "stream": True, "n": 3, "ignore_eos": True, "max_tokens": 2000}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())
     until(lambda: cancelled() == before + 3)

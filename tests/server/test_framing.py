@@ -34,7 +34,6 @@ def asked(server: Running, data: bytes) -> list[int]:
     """The statuses of the answers, of a connection the client ends by saying no more."""
     with server.connect() as connection:
         connection.sendall(data)
-        connection.settimeout(1.0)
         return statuses(read_all(connection))
 
 

@@ -39,7 +39,7 @@ def hooked(text: TextPipeline) -> Iterator[Running]:
 
 
 def ask(server: Running, **body: object) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/chat/completions", json={"messages": HELLO, **body}, timeout=20)
+    return httpx.post(f"{server.url}/v1/chat/completions", json={"messages": HELLO, **body}, timeout=60)
 
 
 def test_a_request_is_changed_before_and_its_answer_after(hooked: Running) -> None:

@@ -19,7 +19,7 @@ GENERATE = "/api/v1/generate"
 
 
 def post(server: Running, path: str, body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=20)
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
 
 
 def generated(server: Running, **body: Any) -> Any:
@@ -118,12 +118,12 @@ def test_an_answer_is_looked_at_and_ended_while_it_is_written(server: Running) -
     assert so_far("other") == ""
     assert httpx.get(f"{server.url}/api/extra/generate/check").json() == {"results": [{"text": ""}]}
     assert post(server, "/api/extra/abort", {"genkey": "mine"}).json() == {"success": "true", "done": "true"}
-    thread.join(20)
+    thread.join(60)
     assert told[0]["text"].startswith("Hello!") and told[0]["completion_tokens"] < 1000
     assert told[0]["finish_reason"] == "stop"
     assert post(server, "/api/extra/abort", {"genkey": "mine"}).json()["success"] == "false"
     assert so_far("mine") == ""
-    server.until_idle(5)
+    server.until_idle()
 
 
 def test_counting_tokens(server: Running, text: TextPipeline) -> None:

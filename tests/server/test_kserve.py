@@ -19,7 +19,7 @@ MODEL = "/v2/models/scripted"
 
 
 def post(server: Running, path: str, body: Any, **more: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=20, **more)
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60, **more)
 
 
 def tensor(name: str, datatype: str, *data: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ PARTIAL = {"index", "content", "tokens", "id_slot", "stop", "tokens_predicted", 
 
 
 def post(server: Running, path: str, body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=20)
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
 
 
 def completion(server: Running, **body: Any) -> Any:
@@ -217,7 +217,7 @@ def test_time_ends_an_answer_behind_a_line(server: Running, text: TextPipeline) 
     assert (told["stop_type"], told["has_new_line"]) == ("limit", True)
     assert told["content"].startswith("a b c d e f g\n")
     assert told["tokens_predicted"] < 30
-    server.until_idle(5)
+    server.until_idle()
 
 
 def test_biases(server: Running, text: TextPipeline) -> None:

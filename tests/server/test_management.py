@@ -27,11 +27,11 @@ def many(engines: Engines) -> Iterator[Hosting]:
 
 
 def post(server: Hosting, path: str, **body: object) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=20)
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
 
 
 def get(server: Hosting, path: str) -> httpx.Response:
-    return httpx.get(f"{server.url}{path}", timeout=20)
+    return httpx.get(f"{server.url}{path}", timeout=60)
 
 
 def test_as_llama_servers_router(many: Hosting) -> None:
@@ -151,10 +151,12 @@ def test_others_end_no_engine_that_is_pinned_or_in_use_by_keep_alive(engines: En
     engines.gates["large"] = threading.Event()
     with hosting(engines, *sources, options=options) as many:
 
-        def unload(model: str, key: str = "user", timeout: float = 20.0) -> int:
+        def unload(model: str, key: str = "user", read: float = 60.0) -> int:
             headers = {"x-api-key": key}
             body = {"model": model, "keep_alive": 0}
-            return httpx.post(f"{many.url}/api/chat", json=body, headers=headers, timeout=timeout).status_code
+            return httpx.post(
+                f"{many.url}/api/chat", json=body, headers=headers, timeout=httpx.Timeout(60, read=read)
+            ).status_code
 
         httpx.post(f"{many.url}/models/load", json={"model": "small"}, headers={"x-api-key": "admin"})
         until(lambda: many.states()["small"] == "ready")
@@ -165,10 +167,10 @@ def test_others_end_no_engine_that_is_pinned_or_in_use_by_keep_alive(engines: En
         engines.gates["large"].set()
         until(lambda: many.states()["large"] == "ready")
         assert many.states() == {"small": "ready", "large": "ready"}
-        lease = asyncio.run_coroutine_threadsafe(many.host.lease(sources[1]), many.loop).result(20)
+        lease = asyncio.run_coroutine_threadsafe(many.host.lease(sources[1]), many.loop).result(60)
         assert unload("large") == 403
         with pytest.raises(httpx.ReadTimeout):
-            unload("large", "admin", timeout=0.5)  # waits for those who use it, and leaves
+            unload("large", "admin", read=2.0)  # waits for those who use it, and leaves
         until(lambda: many.lifecycle.in_flight == 0)
         many.loop.call_soon_threadsafe(lease.release)
         until(lambda: many.states()["large"] == "asleep")

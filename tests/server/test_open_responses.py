@@ -94,7 +94,7 @@ def test_the_numbers_are_those_that_count(sent: httpx.Client) -> None:
 
 
 def test_the_error_that_ends_a_stream_is_told_to_both_kinds_of_clients(sent: httpx.Client, server: Running) -> None:
-    server.runner.delay = 0.05
+    server.runner.delay, server.runner.endless = 0.05, True
     name = sent.post("/v1/responses", json={"input": "Hello", "background": True}).json()["id"]
     published.ResponseResource.model_validate(sent.post(f"/v1/responses/{name}/cancel").json())
     last = sent.get(f"/v1/responses/{name}?stream=true").text.strip().splitlines()[-1]

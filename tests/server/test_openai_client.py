@@ -183,7 +183,7 @@ def test_a_limit_is_named_as_it_was_sent(api: openai.OpenAI) -> None:
 
 
 def test_one_refused_prompt_refuses_the_call_and_runs_none(api: openai.OpenAI, server: Running) -> None:
-    server.runner.delay, before = 0.2, server.stats()
+    before = server.stats()
     with pytest.raises(openai.BadRequestError):
         api.completions.create(model="scripted", prompt=[[5], [6], [7] * 3000])
     server.until_idle()
@@ -192,12 +192,13 @@ def test_one_refused_prompt_refuses_the_call_and_runs_none(api: openai.OpenAI, s
 
 def test_overload_is_429_with_retry_after(api: openai.OpenAI, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_QUEUED_REQUESTS", 2)
-    server.runner.first_delay = 0.6
+    server.runner.hold()
     with ThreadPoolExecutor() as pool:
         queued = [pool.submit(api.completions.create, model="scripted", prompt=text) for text in ("One", "Two")]
         until(lambda: server.client._streams.waiting.requests == 2)
         with pytest.raises(openai.RateLimitError, match="2 requests wait already") as caught:
             api.chat.completions.create(model="scripted", messages=HELLO)
+        server.runner.go()
         assert [answer.result().choices[0].finish_reason for answer in queued] == ["stop", "stop"]
     assert (caught.value.code, caught.value.type) == ("overloaded", "rate_limit_error")
     assert int(caught.value.response.headers["retry-after"]) >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 
@@ -46,7 +47,8 @@ def busy(text: TextPipeline) -> Iterator[Running]:
         thread = threading.Thread(target=leave_in_the_end, args=(server,))
         thread.start()
         waiting = server.client._streams.waiting
-        until(lambda: waiting.requests > 0 and waiting.seconds() > 2, 20)
+        until(lambda: waiting.requests > 0 and waiting.seconds() > 2)
+        server.runner.delay = 0.4  # it waits for longer than any test takes
         yield server
         server.runner.delay = 0.0
         thread.join()
@@ -116,7 +118,7 @@ def test_who_is_refused_leaves_nothing_and_there_is_room_again(busy: Running) ->
 def test_a_key_with_hundreds_of_requests_does_not_keep_another_waiting(text: TextPipeline) -> None:
     """Its single request is among the next to get a row, not behind the three hundred."""
     with running(text, ServerOptions(api_keys=("one", "other"))) as server:
-        server.runner.delay = 0.2
+        server.runner.hold(2)
         many = {**MANY, "prompt": [[5, 6, number] for number in range(300)], "max_tokens": 20}
         url, keys = f"{server.url}/v1/completions", [{"Authorization": f"Bearer {key}"} for key in ("one", "other")]
         thread = threading.Thread(target=lambda: httpx.post(url, json=many, headers=keys[0], timeout=60))
@@ -127,7 +129,7 @@ def test_a_key_with_hundreds_of_requests_does_not_keep_another_waiting(text: Tex
         )
         single.start()
         until(lambda: len(server.client._streams) == 301)  # while the first ones are in their first steps
-        server.runner.delay = 0.0
+        server.runner.go()
         single.join()
         thread.join()
         order = [row.prompt_ids for row in server.runner.seen]
@@ -140,10 +142,11 @@ def test_a_keys_backlog_gets_no_other_key_refused(text: TextPipeline) -> None:
     with running(text, ServerOptions(api_keys=("one", "other")), max_queue_seconds=1.0) as server:
         server.runner.delay = 0.05
         url, keys = f"{server.url}/v1/completions", [{"Authorization": f"Bearer {key}"} for key in ("one", "other")]
-        thread = threading.Thread(target=lambda: httpx.post(url, json=MANY, headers=keys[0], timeout=60))
+        many = {**MANY, "prompt": [[5, 6, number] for number in range(400)]}
+        thread = threading.Thread(target=lambda: httpx.post(url, json=many, headers=keys[0], timeout=60))
         thread.start()
         waiting = server.client._streams.waiting
-        until(lambda: waiting.requests > 0 and waiting.seconds() > 2, 20)
+        until(lambda: waiting.requests > 0 and waiting.seconds() > 2)
         status = [
             httpx.post(url, json={"prompt": "Hello", "max_tokens": 1}, headers=key, timeout=60).status_code
             for key in (keys[0], keys[1], keys[0])
@@ -158,9 +161,15 @@ def test_those_who_leave_the_queue_are_not_computed(busy: Running) -> None:
     """Their clients have gone: the engine forgets them before they get a row."""
     seen = len(busy.runner.seen)
     busy.client._streams.waiting._most_seconds = None
-    for _ in range(10):
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{busy.url}/v1/completions", json={"prompt": "Hello", "max_tokens": 7}, timeout=0.05)
+    waiting, body = len(busy.client._streams), json.dumps({"prompt": "Hello", "max_tokens": 7}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n\r\n"
+    connections = [busy.connect() for _ in range(10)]
+    for connection in connections:
+        connection.sendall(head % len(body) + body)
+    until(lambda: len(busy.client._streams) == waiting + 10)
+    for connection in connections:
+        connection.close()
     until(lambda: busy.stats().cancelled == 10)
     assert not any(row.sampling.max_tokens == 7 for row in busy.runner.seen[seen:])
 

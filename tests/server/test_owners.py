@@ -155,7 +155,7 @@ def concierge(text: TextPipeline, **options: Any) -> Iterator[tuple[Serving, Eng
 
     client = ThreadClient(build)
     with serving(client, text, ServerOptions(api_keys=KEYS)) as server:
-        until(lambda: client.state is EngineState.READY, 60)
+        until(lambda: client.state is EngineState.READY)
         yield server, engines[0]
 
 

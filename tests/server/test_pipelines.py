@@ -67,7 +67,7 @@ def test_few_are_parsed_at_once_and_all_are_answered(own: Running, monkeypatch: 
     counted = Counted(monkeypatch)
     with own.connect() as connection:
         sender = send_all(connection, PIECE * 8000 + LAST)
-        connection.settimeout(20.0)
+        connection.settimeout(60)
         assert statuses(read_all(connection)) == [200] * 8001
         sender.join()
     assert counted.heads == 8001
@@ -79,7 +79,7 @@ def test_few_are_parsed_at_once_and_all_are_answered(own: Running, monkeypatch: 
 def test_bodies_that_wait_are_whole(own: Running) -> None:
     with own.connect() as connection:
         sender = send_all(connection, (post(stream=False, max_tokens=1) + PIECE) * 150 + LAST)
-        connection.settimeout(20.0)
+        connection.settimeout(60)
         assert statuses(read_all(connection)) == [200] * 301
         sender.join()
 
@@ -87,23 +87,23 @@ def test_bodies_that_wait_are_whole(own: Running) -> None:
 def test_what_follows_a_bad_request_behind_many_is_not_read(own: Running) -> None:
     with own.connect() as connection:
         connection.sendall(PIECE * 200 + b"nonsense\r\n\r\n" + PIECE)
-        connection.settimeout(5.0)
+        connection.settimeout(60)
         assert statuses(read_all(connection))[:200] == [200] * 200
 
 
 def test_leaving_behind_more_than_are_parsed(own: Running) -> None:
-    own.runner.delay = 0.01
+    own.runner.delay = 0.05
     with own.connect() as connection:
         connection.sendall(post(stream=False) + PIECE * 1000)
         until(lambda: own.live == 1)
-    until(lambda: own.lifecycle.in_flight == 0, 3)
-    own.until_idle(3)
+    until(lambda: own.lifecycle.in_flight == 0)
+    own.until_idle()
     assert (own.stats().cancelled, own.stats().finished) == (1, 0)
 
 
 def test_memory_is_bounded_while_one_is_answered(own: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
-    own.runner.delay = 0.01
+    own.runner.hold()
     with own.connect() as connection:
         send_all(connection, post(stream=False) + PIECE * 200_000)
         until(lambda: counted.unparsed > 65536)

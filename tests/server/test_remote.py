@@ -85,7 +85,7 @@ def asking(text: TextPipeline, url: str, key_from: str | None = None, **more: An
 
 
 def chat(server: Hosting, model: str = "ours", **more: object) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/chat/completions", json={"model": model, "messages": HELLO, **more}, timeout=20)
+    return httpx.post(f"{server.url}/v1/chat/completions", json={"model": model, "messages": HELLO, **more}, timeout=60)
 
 
 @pytest.fixture(autouse=True)
@@ -192,9 +192,9 @@ def test_no_answer_in_time(text: TextPipeline) -> None:
     done = threading.Event()
 
     def late(handler: BaseHTTPRequestHandler) -> None:
-        done.wait(10)
+        done.wait(60)
 
-    with elsewhere(late) as there, asking(text, there.url, timeout=0.1) as many:
+    with elsewhere(late) as there, asking(text, there.url, timeout=3.0) as many:
         refused = chat(many)
         done.set()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "remote_timeout")
@@ -237,8 +237,8 @@ def test_who_leaves_is_not_waited_for(text: TextPipeline, server: Running) -> No
     server.runner.delay = 0.05
     remote = ModelSource("ours", remote=RemoteModel(f"{server.url}/v1", "scripted"))
     with hosting(Engines(text), remote) as many:
-        body = {"model": "ours", "messages": HELLO, "stream": True, "max_tokens": 500, "ignore_eos": True}
+        body = {"model": "ours", "messages": HELLO, "stream": True, "max_tokens": 1500, "ignore_eos": True}
         with httpx.stream("POST", f"{many.url}/v1/chat/completions", json=body) as answer:
             next(answer.iter_lines())
             assert server.live == 1
-        server.until_idle(5.0)
+        server.until_idle()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -148,10 +147,11 @@ def test_logprobs(api: openai.OpenAI, server: Running) -> None:
 
 
 def test_background(api: openai.OpenAI, server: Running) -> None:
-    server.runner.delay = 0.02
+    server.runner.hold(5)
     answer = api.responses.create(model="scripted", input="Hello", background=True)
     assert answer.status == "queued" and answer.background
     until(lambda: api.responses.retrieve(answer.id).status == "in_progress")
+    server.runner.go()
     until(lambda: api.responses.retrieve(answer.id).status == "completed")
     found = api.responses.retrieve(answer.id)
     assert found.output_text == ANSWER
@@ -164,7 +164,7 @@ def test_background(api: openai.OpenAI, server: Running) -> None:
 
 
 def test_background_survives_its_client(api: openai.OpenAI, server: Running) -> None:
-    server.runner.delay = 0.02
+    server.runner.hold(5)
     seen = []
     with api.responses.create(model="scripted", input="Hello", background=True, stream=True) as stream:
         for event in stream:
@@ -173,6 +173,7 @@ def test_background_survives_its_client(api: openai.OpenAI, server: Running) -> 
                 break
     name = seen[0].response.id
     assert api.responses.retrieve(name).status == "in_progress"
+    server.runner.go()
     rest = list(api.responses.retrieve(name, stream=True, starting_after=seen[-1].sequence_number))
     numbers = [event.sequence_number for event in (*seen, *rest)]
     assert numbers == list(range(len(numbers)))
@@ -193,11 +194,11 @@ def test_the_clients_helper_follows_what_runs_in_the_background(api: openai.Open
 
 
 def test_cancel(api: openai.OpenAI, server: Running) -> None:
-    server.runner.delay = 0.05
+    server.runner.hold(5)
     answer = api.responses.create(model="scripted", input="Hello", background=True)
-    until(lambda: server.live == 1)
-    time.sleep(0.2)  # a few tokens
+    assert server.runner.held.wait(60)
     assert api.responses.cancel(answer.id).status == "cancelled"
+    server.runner.go()
     server.until_idle()
     said = api.responses.retrieve(answer.id).output[0]
     assert said.status == "incomplete" and ANSWER.startswith(said.content[0].text)
@@ -212,11 +213,14 @@ def test_cancel(api: openai.OpenAI, server: Running) -> None:
 
 
 def test_deleting_what_runs_ends_it(api: openai.OpenAI, server: Running) -> None:
-    server.runner.delay = 0.05
+    server.runner.hold()
     answer = api.responses.create(model="scripted", input="Hello", background=True)
     until(lambda: server.live == 1)
+    cancelled = server.cancelled
     api.responses.delete(answer.id)
+    server.runner.go()
     server.until_idle()
+    assert server.cancelled == cancelled + 1
     with pytest.raises(openai.NotFoundError):
         api.responses.retrieve(answer.id)
 
@@ -233,10 +237,15 @@ def test_failures(api: openai.OpenAI, server: Running) -> None:
 
 
 def test_a_client_that_leaves_ends_what_is_not_in_the_background(api: openai.OpenAI, server: Running) -> None:
-    server.runner.delay = 0.05
+    server.runner.hold()
+    cancelled = server.cancelled
     with api.responses.create(model="scripted", input="Hello", stream=True) as stream:
         next(iter(stream))
+        until(lambda: server.live == 1)
+    until(lambda: server.lifecycle.in_flight == 0)
+    server.runner.go()
     server.until_idle()
+    assert server.cancelled == cancelled + 1
 
 
 @pytest.mark.parametrize(
@@ -363,9 +372,10 @@ def test_truncation_drops_the_oldest_turns_where_asked(api: openai.OpenAI, serve
 
 
 def test_the_server_waits_for_what_runs_in_the_background(api: openai.OpenAI, server: Running) -> None:
-    server.runner.delay = 0.02
-    api.responses.create(model="scripted", input="Hello", background=True)
+    server.runner.hold()
+    answer = api.responses.create(model="scripted", input="Hello", background=True)
+    until(lambda: server.live == 1)
     assert server.lifecycle.in_flight >= 1
-    started = time.monotonic()
+    server.runner.go()
     until(lambda: server.lifecycle.in_flight == 0)
-    assert time.monotonic() - started > 0.1
+    assert api.responses.retrieve(answer.id).output_text == ANSWER

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tests.server.support import ANSWER, Running, running, until
 
 
 def create(server: Running, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/responses", json={"input": "Hello", **body}, timeout=30)
+    return httpx.post(f"{server.url}/v1/responses", json={"input": "Hello", **body}, timeout=60)
 
 
 def nested(depth: int) -> Any:
@@ -68,13 +67,11 @@ def nested(depth: int) -> Any:
     ids=lambda body: json.dumps(body)[:40],
 )
 def test_hostile_bodies(server: Running, body: dict[str, Any]) -> None:
-    started = time.monotonic()
     answer = create(server, **body)
     assert answer.status_code in (400, 413), answer.text
     error = answer.json()["error"]
     assert error["param"] or error["code"] in ("body_too_large", "invalid_json")
     assert len(answer.content) < 2000
-    assert time.monotonic() - started < 10
     assert server.live == 0
 
 
@@ -98,13 +95,15 @@ def test_hostile_queries(server: Running, query: str) -> None:
 
 def test_what_runs_in_the_background_is_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_BACKGROUND_JOBS", 3)
-    server.runner.delay = 0.05
+    server.runner.hold()
     started = [create(server, background=True).json()["id"] for _ in range(3)]
     refused = create(server, background=True)
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     for name in started:
         httpx.delete(f"{server.url}/v1/responses/{name}")
+    server.runner.go()
     server.until_idle()
+    until(lambda: server.lifecycle.in_flight == 0)
     assert create(server, background=True).status_code == 200
 
 
@@ -115,7 +114,7 @@ def test_followers_that_leave_disturb_nobody(server: Running) -> None:
     for _ in range(10):
         with httpx.stream("GET", url) as stream:
             next(stream.iter_lines())
-    events = [line for line in httpx.get(url, timeout=30).text.splitlines() if line.startswith("data: ")]
+    events = [line for line in httpx.get(url, timeout=60).text.splitlines() if line.startswith("data: ")]
     assert json.loads(events[-1][6:])["response"]["output"][0]["content"][0]["text"] == ANSWER
     server.until_idle()
     until(lambda: server.lifecycle.in_flight == 0)
@@ -123,13 +122,17 @@ def test_followers_that_leave_disturb_nobody(server: Running) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_clients_that_leave_end_their_request(server: Running, stream: bool) -> None:
-    server.runner.delay = 0.05
+    server.runner.hold()
+    cancelled = server.cancelled
     body = json.dumps({"input": "Hello", "stream": stream}).encode()
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     with server.connect() as connection:
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
         until(lambda: server.live == 1)
+    until(lambda: server.lifecycle.in_flight == 0)
+    server.runner.go()
     server.until_idle()
+    assert server.cancelled == cancelled + 1
 
 
 def test_an_answer_that_cannot_be_stored_is_answered(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +148,7 @@ def test_what_the_servers_end_interrupts_has_failed(text: TextPipeline, tmp_path
     options = ServerOptions(responses_store=str(tmp_path / "responses.db"))
     with running(text, options) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as api:
         done = api.responses.create(model="scripted", input="Hello")
-        server.runner.delay = 0.2
+        server.runner.delay, server.runner.endless = 0.05, True
         cut = api.responses.create(model="scripted", input="Hello", background=True)
         until(lambda: api.responses.retrieve(cut.id).status == "in_progress")
     store = ResponseStore(options.responses_store)

@@ -42,7 +42,7 @@ class Booking(BaseModel, extra="forbid"):
 def concierge(text: TextPipeline) -> Iterator[Serving]:
     client = ThreadClient(lambda: build_engine(EngineOptions(model="penstock-concierge", threads=1)))
     with serving(client, text) as server:
-        until(lambda: client.state is EngineState.READY, 60)
+        until(lambda: client.state is EngineState.READY)
         yield server
 
 

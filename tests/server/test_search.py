@@ -34,7 +34,7 @@ def stories(folder: str) -> Iterator[Serving]:
     options = EngineOptions(folder, threads=1, dtype="float32", kv_blocks=600, max_model_len=256)
     client = ThreadClient(functools.partial(build_engine, options, None))
     with serving(client, TextPipeline.load(folder)) as server:
-        until(lambda: client.state is EngineState.READY, 60)
+        until(lambda: client.state is EngineState.READY)
         yield server
 
 

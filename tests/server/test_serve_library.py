@@ -48,7 +48,7 @@ def served(request: pytest.FixtureRequest, hub: Hub, tmp_path_factory: pytest.Te
 
 def test_an_empty_library_serves_what_ships_and_takes_what_is_pulled(served: Served) -> None:
     asked = {"prompt": "Hello", "max_tokens": 3}
-    until(lambda: httpx.get(f"{served.url}/readyz", timeout=60).status_code == 200, 60)
+    until(lambda: httpx.get(f"{served.url}/readyz", timeout=60).status_code == 200)
     first = httpx.post(f"{served.url}/v1/completions", json=asked, timeout=60)
     assert (first.status_code, first.json()["model"]) == (200, "penstock-concierge")
     with ollama.Client(host=served.url) as api:

@@ -207,7 +207,7 @@ def grammars(text: TextPipeline) -> Iterator[Serving]:
 def post(server: Serving, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
     given = {"prompt": "A table."} if path.endswith("/completions") and "chat" not in path else {}
     body = given or {"messages": [{"role": "user", "content": "A table."}]}
-    return httpx.post(f"{server.url}{path}", json={"max_tokens": 400, **body, **fields}, timeout=30)
+    return httpx.post(f"{server.url}{path}", json={"max_tokens": 400, **body, **fields}, timeout=60)
 
 
 def content(response: httpx.Response) -> str:

@@ -17,7 +17,7 @@ from tests.server.support import ANSWER, Running, script_of
 
 
 def post(server: Running, path: str, body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=20)
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
 
 
 def generated(server: Running, path: str = "/generate", **parameters: Any) -> Any:

@@ -54,7 +54,7 @@ ASKED: dict[str, Any] = {
 def api(text: TextPipeline) -> Iterator[openai.OpenAI]:
     client = ThreadClient(lambda: build_engine(EngineOptions(model="penstock-concierge", threads=1)))
     with serving(client, text) as server:
-        until(lambda: client.state is EngineState.READY, 60)
+        until(lambda: client.state is EngineState.READY)
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
             yield api
 

@@ -83,7 +83,7 @@ def test_reading_a_body_is_linear(shape: str) -> None:
     for _ in range(3):
         small, large = spent(make(SIZE)), spent(make(8 * SIZE))
         exponents.append(math.log(large / small, 8))
-        if exponents[-1] < 1.3:
+        if exponents[-1] < 1.7:  # a busy machine shows more than 1 for what is linear; quadratic is 2
             return
     pytest.fail(f"seconds grow with a power of {exponents} of the size")
 
