@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis.internal.conjecture import providers
 
 from penstock.config.environment import interpret_triton
@@ -23,6 +24,10 @@ if not torch.cuda.is_available():
 # one run draws another would not.
 assert hasattr(providers, "is_local_module_file")
 setattr(providers, "is_local_module_file", lambda path: False)  # noqa: B010 - it offers no setting
+
+# No test is decided by how long a busy machine takes: who asks without saying how long it waits, waits.
+for _part in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -44,7 +44,7 @@ def test_odd_requests_are_answered(visited: Running) -> None:
     client.close()
     assert {200, 400, 404, 415, 501} <= seen.keys()
     assert len(routes) > 40
-    visited.until_idle(5.0)
+    visited.until_idle()
     assert httpx.get(f"{visited.url}/livez").status_code == 200
 
 

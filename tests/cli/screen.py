@@ -113,7 +113,7 @@ class Terminal:
             raise
         except (OSError, EOFError):  # nobody has the terminal any more
             pass
-        return self.process.wait(10)
+        return self.process.wait(60)
 
     def interrupt(self, text: str) -> None:
         """Presses Ctrl-C until `text` comes: one that falls between an answer and the prompt is either's."""

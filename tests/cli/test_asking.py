@@ -127,7 +127,7 @@ def test_a_terminal_without_a_text_is_asked_for_lines(tmp_path: Path) -> None:
         terminal.expect("> I would like to book a\n")
         terminal.prompted()
         terminal.press("\x04")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(60) == 0
     finally:
         terminal.close()
     chat = Terminal("chat", "--temperature", "0", home=tmp_path)
@@ -136,7 +136,7 @@ def test_a_terminal_without_a_text_is_asked_for_lines(tmp_path: Path) -> None:
         chat.ask(FOOD)
         chat.expect(KIND)
         chat.ask("/quit" + ENTER)
-        assert chat.process.wait(30) == 0
+        assert chat.process.wait(60) == 0
     finally:
         chat.close()
 

@@ -54,7 +54,7 @@ def test_a_chat_keeps_its_history_and_survives_ctrl_c(home: Path) -> None:
         terminal.expect("Loaded 4 messages")
         terminal.prompted()
         terminal.press("\x04")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(60) == 0
     finally:
         terminal.close()
     messages = json.loads(saved.read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def test_ctrl_c_stops_an_answer_not_the_chat(home: Path) -> None:
         terminal.ask(f"/save {saved}")
         terminal.expect("Saved to")
         terminal.ask("/quit")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(60) == 0
     finally:
         terminal.close()
     assert [message["role"] for message in json.loads(saved.read_text(encoding="utf-8"))] == ["user", "assistant"]

@@ -75,7 +75,7 @@ def test_the_health_check_tells_a_server_that_is_ready_from_one_that_is_not() ->
     port = served.url.rpartition(":")[2]
     try:
         served.wait_ready()
-        until(lambda: healthy(port), 60)
+        until(lambda: healthy(port))
     finally:
         served.process.kill()
         served.process.wait()

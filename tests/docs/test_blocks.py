@@ -75,7 +75,7 @@ def started(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
 
 def stopped(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGTERM)
-    assert process.wait(40) == 0
+    assert process.wait(60) == 0
 
 
 @pytest.fixture(scope="module")

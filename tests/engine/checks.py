@@ -18,7 +18,7 @@ def streams_of(client: ThreadClient | ProcessClient) -> StreamTable:
     return client._streams if isinstance(client, ThreadClient) else client._line.streams
 
 
-async def until_empty(client: ThreadClient | ProcessClient, seconds: float = 15) -> None:
+async def until_empty(client: ThreadClient | ProcessClient, seconds: float = 60) -> None:
     """Waits until every request of the client has ended."""
     async with asyncio.timeout(seconds):
         while len(streams_of(client)):

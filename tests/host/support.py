@@ -83,7 +83,7 @@ class Engines:
     def build(self, name: str, progress: Progress) -> tuple[Engine, EngineInfo]:
         progress(1, 2)
         if name in self.gates:
-            assert self.gates[name].wait(20)
+            assert self.gates[name].wait(60)
         if self.dying:
             self.dying -= 1
             raise EngineDeadError("The engine process was ended by signal 9.")

@@ -29,7 +29,7 @@ up = msgspec.msgpack.Decoder(front.Up)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -49,7 +49,7 @@ def states(host: Host) -> dict[str, str]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -55,7 +55,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 def matcher(compiler: GrammarCompiler, kind: str, source: str) -> LLMatcher:
     job = compiler.want(translate(kind, source))
-    assert job.done.wait(10)
+    assert job.done.wait(60)
     outcome = compiler.outcome(job)
     assert isinstance(outcome, LLMatcher), outcome
     return outcome.deep_copy()
@@ -193,7 +193,7 @@ def test_a_warm_compiler_has_its_vocabulary_before_it_is_asked() -> None:
 
     compiler = GrammarCompiler(load)
     compiler.warm()
-    assert loaded.wait(10)
+    assert loaded.wait(60)
     assert allowed(state_of(compiler, "choice", '["no"]')) == {TEXTS.index("no")}
     compiler.close()
 
@@ -219,7 +219,7 @@ def test_a_matcher_in_place_of_a_failed_one_has_time_to_wait_and_to_take_its_tok
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     may_go, compile_grammar = threading.Event(), grammar_compiler.compile_grammar
-    monkeypatch.setattr(grammar_compiler, "compile_grammar", lambda *given: may_go.wait(10) and compile_grammar(*given))
+    monkeypatch.setattr(grammar_compiler, "compile_grammar", lambda *given: may_go.wait(60) and compile_grammar(*given))
     monkeypatch.setattr(limits, "GRAMMAR_QUEUE_S", 0.0)
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.0)
     compiler = GrammarCompiler(vocabulary, threads=1)
@@ -232,7 +232,7 @@ def test_a_matcher_in_place_of_a_failed_one_has_time_to_wait_and_to_take_its_tok
     assert renewed[0].limit_s == 10 + 600 * limits.GRAMMAR_REPLAY_S
     may_go.set()
     for job in renewed:
-        assert job.done.wait(10)
+        assert job.done.wait(60)
         assert isinstance(compiler.outcome(job), LLMatcher)
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.0)
     late = grammar_compiler.Compilation("", time.monotonic() - 59, began=time.monotonic() - 59, tokens=taken)
@@ -244,7 +244,7 @@ def test_a_matcher_in_place_of_a_failed_one_has_time_to_wait_and_to_take_its_tok
 
 def test_what_was_compiled_too_late_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, compile_grammar = threading.Event(), grammar_compiler.compile_grammar
-    monkeypatch.setattr(grammar_compiler, "compile_grammar", lambda *given: slow.wait(10) and compile_grammar(*given))
+    monkeypatch.setattr(grammar_compiler, "compile_grammar", lambda *given: slow.wait(60) and compile_grammar(*given))
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.001)
     compiler = GrammarCompiler(vocabulary)
     job = compiler.want(translate("regex", "a+"))
@@ -252,7 +252,7 @@ def test_what_was_compiled_too_late_is_there_for_the_next(monkeypatch: pytest.Mo
         compiler.wait(0.01)
     assert isinstance(outcome, RequestError)
     slow.set()
-    assert job.done.wait(10)
+    assert job.done.wait(60)
     again = compiler.want(translate("regex", "a+"))
     assert isinstance(compiler.outcome(again), LLMatcher)
     compiler.close()
@@ -305,7 +305,7 @@ def test_a_panic_of_native_code_refuses_its_grammar_alone(monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(grammar_compiler, "compile_grammar", panics)
         broken = compiler.want(translate("regex", "a+"))
-        assert broken.done.wait(10)
+        assert broken.done.wait(60)
     refusal = compiler.outcome(broken)
     assert isinstance(refusal, RequestError)
     assert refusal.status == 400

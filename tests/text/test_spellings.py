@@ -58,7 +58,7 @@ def test_a_text_is_searched_for_while_others_are_found(tokenizer: Tokenizer, mon
 
     def searching(wanted: bytes) -> Spelled:
         with ThreadPoolExecutor(1) as other:
-            amid.append(other.submit(spellings.find, "a").result(20))
+            amid.append(other.submit(spellings.find, "a").result(60))
         return search(wanted)
 
     monkeypatch.setattr(spellings, "_search", searching)

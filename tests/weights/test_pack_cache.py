@@ -411,9 +411,9 @@ def test_two_processes_write_at_once(model_folder: Path, path: Path) -> None:
     native.set_num_threads(1)
     for writer in writers:
         writer.start()
-    results = [told.get(timeout=30) for _ in writers]
+    results = [told.get(timeout=60) for _ in writers]
     for writer in writers:
-        writer.join(30)
+        writer.join(60)
         assert writer.exitcode == 0
     assert results[0][1] == results[1][1]
     for describe, _ in results:
