@@ -19,6 +19,7 @@ from penstock import LLM, AsyncLLM, SamplingParams
 from penstock.async_llm import engine_options
 from penstock.config.errors import ConfigError, ContextLengthError, EngineDeadError, ParameterError
 from penstock.config.options import EngineOptions
+from penstock.core.protocol import StepResult
 from penstock.core.request import FinishReason
 from tests.engine.support import Slow, null_engine
 
@@ -164,7 +165,7 @@ def test_program_that_closes_nothing_ends_cleanly() -> None:
 def test_dropped_by_its_own_thread() -> None:
     llm = [LLM()]
     asyncio.run_coroutine_threadsafe(_drop(llm), llm[0]._loop)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while engine_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not engine_threads()
@@ -175,15 +176,23 @@ async def _drop(llm: list[LLM]) -> None:
 
 
 def test_interrupt_cancels_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.async_llm._build", lambda *_: null_engine(wrap=lambda runner: Slow(runner, 0.01)))
+    computing = threading.Event()
+
+    class Told(Slow):
+        def sample(self, step: int) -> StepResult:
+            computing.set()
+            return super().sample(step)
+
+    monkeypatch.setattr("penstock.async_llm._build", lambda *_: null_engine(wrap=lambda runner: Told(runner, 0.05)))
     with LLM() as llm:
         loop = llm._loop
         main = threading.main_thread().ident
-        timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
+        computing.clear()
+        sender = threading.Thread(target=lambda: computing.wait(60) and signal.pthread_kill(main, signal.SIGINT))
+        sender.start()
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["x"] * 64, max_tokens=1900, ignore_eos=True)
-        timer.join()
+        sender.join()
 
         async def settled() -> None:
             while (await llm._async.stats()).running:

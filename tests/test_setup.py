@@ -13,19 +13,26 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = ROOT / ".ci" / "step.py"
-PIP = """
-import sys, time
+UNTIL_SEEN = """
+import os, sys, time
+while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
+PIP = (
+    """
 for line in ("Collecting torch==9", "  Downloading torch-9.0+cpu-cp311-cp311-linux.whl (187.4 MB)",
              "Progress 1000000 of 187400000", "Progress 93700000 of 187400000"):
     print(line, flush=True)
-    time.sleep(0.4)
 """
-NINJA = """
-import time
+    + UNTIL_SEEN
+)
+NINJA = (
+    """
 print("*** Configuring CMake...", flush=True)
 print("[7/134] Building CXX object CMakeFiles/penstock_avx2.dir/csrc/ops/linear.cpp.o", flush=True)
-time.sleep(0.6)
 """
+    + UNTIL_SEEN
+)
 
 
 def planned(target: str, tmp_path: Path) -> str:
@@ -51,16 +58,18 @@ def test_tests_add_what_they_need(tmp_path: Path) -> None:
     assert "requirements/dev.txt" in steps and "requirements/clients.txt" in steps
 
 
-def on_terminal(code: str, status: int = 0) -> str:
-    """What a step shows a person."""
+def on_terminal(code: str, *given: str, status: int = 0, expected: str = "") -> str:
+    """What a step shows a person; with a path `given`, that is made when what is expected has been shown."""
     primary, secondary = pty.openpty()
-    command = [sys.executable, str(STEP), "step", sys.executable, "-c", code]
+    command = [sys.executable, str(STEP), "step", sys.executable, "-c", code, *given]
     with subprocess.Popen(command, stdout=secondary, stderr=secondary, env={**os.environ, "COLUMNS": "80"}) as process:
         seen, ended = b"", False
         while not ended:  # what was written before the end is still there to be read
             ended = process.poll() is not None
             while select.select([primary], [], [], 0.1)[0]:
                 seen += os.read(primary, 4096)
+                if given and expected.encode() in seen:
+                    Path(given[0]).touch()
         assert process.returncode == status
     os.close(secondary)
     os.close(primary)
@@ -70,8 +79,8 @@ def on_terminal(code: str, status: int = 0) -> str:
 @pytest.mark.parametrize(
     ("code", "shown"), [(PIP, "torch-9.0+cpu 94 of 187 MB"), (NINJA, "7/134 linear.cpp.o")], ids=["pip", "ninja"]
 )
-def test_a_step_shows_how_far_it_is(code: str, shown: str) -> None:
-    seen = on_terminal(code)
+def test_a_step_shows_how_far_it_is(code: str, shown: str, tmp_path: Path) -> None:
+    seen = on_terminal(code, str(tmp_path / "seen"), expected=shown)
     assert shown in seen
     assert "step: done in " in seen.splitlines()[-1]
 

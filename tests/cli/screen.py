@@ -120,7 +120,7 @@ class Terminal:
         for _ in range(20):
             self.press("\x03")
             with contextlib.suppress(TimeoutError):
-                return self.expect(text, seconds=2)
+                return self.expect(text, seconds=10)
         raise TimeoutError(f"Ctrl-C did not lead to {text!r}; shown:\n{self.shown()}")
 
     def close(self) -> None:

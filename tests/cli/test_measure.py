@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import time
 from pathlib import Path
 
@@ -146,9 +145,9 @@ async def test_a_closed_loop_never_exceeds_its_concurrency_and_an_open_one_keeps
     assert peak == 4
     assert seconds >= 5 * 0.01
     starts.clear()
+    began = time.perf_counter()
     await drive(jobs * 4, send, request_rate=400.0, seed=1)
-    gaps = [later - sooner for sooner, later in zip(sorted(starts), sorted(starts)[1:], strict=False)]
-    assert statistics.mean(gaps) >= 0.5 / 400  # a busy machine may be late, never early
+    assert max(starts) - began >= 0.5 * 79 / 400  # a busy machine may be late, never early
 
 
 def test_sharegpt_s_own_file_is_one_array(tmp_path: Path) -> None:

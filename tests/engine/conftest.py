@@ -23,7 +23,7 @@ async def null_client() -> AsyncIterator[ThreadClient]:
 @pytest.fixture
 async def slow_client() -> AsyncIterator[ThreadClient]:
     """As null_client, but slow enough that a long answer is never complete before the test has acted on it."""
-    client = ThreadClient(lambda: null_engine(wrap=lambda runner: Slow(runner, 0.002)))
+    client = ThreadClient(lambda: null_engine(wrap=lambda runner: Slow(runner, 0.02)))
     await client.start()
     yield client
     await client.close()

@@ -181,7 +181,7 @@ def build_engine(options, progress, *, grammars):
         return null_engine(wrap=lambda runner: Slow(runner, 60))
     if options.model == "busy":
         process.STEP_TIMEOUT_S, process.HEARTBEAT_S = 4.0, 0.1
-        return null_engine(wrap=lambda runner: Busy(runner, 0.4))
+        return null_engine(wrap=lambda runner: Busy(runner, 0.1))
     if options.model == "mute":
         process.HEARTBEAT_S = 3600.0
     if options.model == "deadly":

@@ -238,19 +238,21 @@ async def test_a_request_that_waits_for_its_grammar_can_be_cancelled(text: TextP
 async def test_what_takes_too_long_is_refused_and_what_waits_too_long_sent_away(
     text: TextPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_compiler, "compile_grammar", lambda *_: time.sleep(0.5))
+    may_end = threading.Event()
+    monkeypatch.setattr(grammar_compiler, "compile_grammar", lambda *_: may_end.wait(60))
     monkeypatch.setattr(grammar_compiler, "_MOST_THREADS", 2)
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(limits, "GRAMMAR_QUEUE_S", 0.3)
     client = ThreadClient(lambda: null_over(text))
     await client.start()
     streams = [client.submit(held(text, f"r{i}", {"const": i})) for i in range(4)]
     for stream in streams[:2]:
         with pytest.raises(RequestError, match="longer to compile than"):
             await read(stream)
+    monkeypatch.setattr(limits, "GRAMMAR_QUEUE_S", 0.0)
     for stream in streams[2:]:
         with pytest.raises(OverloadedError):
             await read(stream)
+    may_end.set()
     await client.close()
 
 

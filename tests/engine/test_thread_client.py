@@ -157,7 +157,7 @@ async def test_idle_costs_nothing(null_client: ThreadClient) -> None:
     await read(null_client.submit(request()))
     before = time.process_time()
     await asyncio.sleep(1)
-    assert time.process_time() - before < 0.1
+    assert time.process_time() - before < 0.5
 
 
 class Faulty(Wrapped):
@@ -237,8 +237,9 @@ async def test_runner_that_always_fails_is_the_end() -> None:
         assert client.state is EngineState.READY
         outputs = await read(client.submit(request(max_tokens=50)))
         assert outputs[-1].finish_reason is FinishReason.ERROR
-    await asyncio.sleep(0.1)
-    assert client.state is EngineState.STOPPED
+    async with asyncio.timeout(60):
+        while client.state is not EngineState.STOPPED:
+            await asyncio.sleep(0.01)
     await client.close()
 
 

@@ -19,7 +19,6 @@ import pytest
 from penstock.config import limits
 from penstock.config.options import EngineOptions
 from penstock.core.request import EngineOutput
-from penstock.engine import process as process_module
 from penstock.engine.api import EngineState
 from penstock.engine.streams import StreamTable
 from penstock.engine.watched_time import WatchedTime
@@ -29,7 +28,7 @@ from penstock.host.child import EngineChild
 from penstock.host.process_client import ProcessClient
 from tests.engine.support import null_process, read, request, tokens_of
 
-PATIENCE_S, PAUSE_S = 4.0, 6.0
+PATIENCE_S, PAUSE_S = 8.0, 10.0
 LOOPS = ("asyncio", "uvloop") if find_spec("uvloop") else ("asyncio",)
 # A client that waits for at most PATIENCE_S, in a process that can be stopped. It says what has become of its
 # engine: its process id, its state at the first moment after each line it reads, and how a long answer ended.
@@ -104,7 +103,7 @@ async def test_an_engine_that_is_silent_is_ended_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
-    monkeypatch.setattr(child_module, "UNRESPONSIVE_S", 3.0)
+    monkeypatch.setattr(child_module, "UNRESPONSIVE_S", 8.0)
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
     assert client.pid > 0
@@ -149,13 +148,13 @@ async def test_a_pause_within_a_step_is_no_hang(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
     client = ProcessClient(EngineOptions(model="busy"))
     await client.start()
-    pid, answer = client.pid, asyncio.ensure_future(read(client.submit(request(max_tokens=8))))
+    pid, stream = client.pid, client.submit(request(max_tokens=40))
     assert pid > 0
-    await asyncio.sleep(0.5)
+    first = await anext(stream)
     os.kill(pid, signal.SIGSTOP)
     await asyncio.sleep(5)
     os.kill(pid, signal.SIGCONT)
-    assert len(tokens_of(await asyncio.wait_for(answer, 60))) == 8
+    assert len(tokens_of([first, *await asyncio.wait_for(read(stream), 120)])) == 40
     assert client.pid == pid
     await client.close()
 
@@ -168,7 +167,8 @@ async def test_what_was_sent_is_read_before_it_is_judged(tmp_path: Path, monkeyp
     assert isinstance(child, EngineChild)
     monkeypatch.setattr(child, "_clock", clock := Stepped())
     child._heard()
-    time.sleep(2 * process_module.HEARTBEAT_S)  # the loop is blocked, and heartbeats arrive
+    while not child._unread():  # the loop is blocked, and heartbeats arrive
+        time.sleep(0.01)
     clock.now = 1000.0
     assert child.silence == 0
     await client.close()

@@ -67,7 +67,7 @@ def test_an_answer_that_trickles_is_given_up(before: bytes, monkeypatch: pytest.
 def test_a_file_that_trickles_is_given_up_and_what_came_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "WINDOW_S", 0.1)
+    monkeypatch.setattr(pace, "WINDOW_S", 0.5)
     target = tmp_path / "model.gguf"
     refused = pytest.raises(WebError, match="took too long")
     with answering(trickle(OPENING + b"\r\nbegun")) as url, open_web(lambda seconds: None) as way, refused:

@@ -186,9 +186,9 @@ async def test_a_search_that_is_left_leaves_nothing_behind(pair: Pair) -> None:
             await search
 
     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(leave(), pair.ours._loop))
-    await asyncio.sleep(0.2)
-    stats = pair.ours.stats()
-    assert stats.running == stats.waiting == 0
+    async with asyncio.timeout(60):
+        while (stats := pair.ours.stats()).running or stats.waiting:
+            await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     assert pair.ours.stats().steps == stats.steps
 
