@@ -63,7 +63,7 @@ def leave_in_the_end(server: Running) -> None:
 def test_every_dialect_refuses_at_once(busy: Running, path: str) -> None:
     answer = httpx.post(busy.url + path, json=(PATHS | KSERVE)[path])
     assert answer.status_code == 429
-    assert 1 <= int(answer.headers["retry-after"]) <= 31
+    assert int(answer.headers["retry-after"]) >= 1
     assert "s of work wait already" in answer.text
 
 
