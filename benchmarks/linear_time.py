@@ -79,7 +79,7 @@ MATCHED: Final = frozenset((*_NAMES, *_HEADS))
 """Places whose expressions are matched at one place of a text, where the source does not show it."""
 
 
-def expression_growths(worst: int = 1, limit: float = LIMIT) -> Iterator[Measured]:
+def expression_growths(worst: int = 1, limit: float = LIMIT, times: int = 5) -> Iterator[Measured]:
     """All expressions, each with those texts that take longest; what is above the limit is measured again."""
     seen: set[tuple[Any, bool, int]] = set()
     for place, call in expressions.places():
@@ -91,14 +91,15 @@ def expression_growths(worst: int = 1, limit: float = LIMIT) -> Iterator[Measure
             seen.add((pattern, scans, most))
             for given, run, make in expressions.worst_texts(pattern, scans, worst):
                 name = f"{place} {'scan' if scans else 'match'}"
-                yield Measured(name, given, growth(run, make, most=min(most // 2, 2**19), limit=limit))
+                found = growth(run, make, most=min(most // 2, 2**19), limit=limit, times=times)
+                yield Measured(name, given, found)
 
 
-def scanner_growths(scanner: Scanner, worst: int = 2, limit: float = LIMIT) -> Iterator[Measured]:
+def scanner_growths(scanner: Scanner, worst: int = 2, limit: float = LIMIT, times: int = 5) -> Iterator[Measured]:
     """A scanner with those of its inputs that take longest; what is above the limit is measured again."""
     slow = sorted(scanner.inputs.items(), key=lambda pair: -best(scanner.run, pair[1](_SCREENED), 1))
     for given, make in slow[:worst]:
-        yield Measured(scanner.name, given, growth(scanner.run, make, limit=limit))
+        yield Measured(scanner.name, given, growth(scanner.run, make, limit=limit, times=times))
 
 
 @cache

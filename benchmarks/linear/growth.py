@@ -31,11 +31,16 @@ class Growth:
 
 
 def growth(
-    run: Callable[[Any], Any], make: Callable[[int], Any], *, most: int = _MOST_SIZE, limit: float = LIMIT
+    run: Callable[[Any], Any],
+    make: Callable[[int], Any],
+    *,
+    most: int = _MOST_SIZE,
+    limit: float = LIMIT,
+    times: int = 5,
 ) -> Growth:
     """Measures at the first size that takes measurable time, and at twice that.
 
-    The best of several runs counts, as whatever disturbs one makes it longer; a result above the limit is measured
+    The best of `times` runs counts, as whatever disturbs one makes it longer; a result above the limit is measured
     again, at larger sizes. No input is longer than 2 · `most`.
     """
     size = min(256, most)
@@ -43,19 +48,19 @@ def growth(
     while first < _LEAST_S and 2 * size <= most:
         size *= 2
         first = best(run, make(size), 2)
-    found = _measured(run, make, size)
+    found = _measured(run, make, size, times)
     for _ in range(_TRIES):
         if found.exponent <= limit:
             break
         size = size if found.seconds[1] > 1 or 2 * size > most else 2 * size  # where counted work comes to its end
-        again = _measured(run, make, size)
+        again = _measured(run, make, size, times)
         found = min(found, again, key=lambda growth: growth.exponent)
     return found
 
 
-def _measured(run: Callable[[Any], Any], make: Callable[[int], Any], size: int) -> Growth:
+def _measured(run: Callable[[Any], Any], make: Callable[[int], Any], size: int, times: int) -> Growth:
     one, two = make(size), make(2 * size)
-    seconds = best(run, one, 5), best(run, two, 5)
+    seconds = best(run, one, times), best(run, two, times)
     small = max(seconds) < _LEAST_S
     return Growth(size, seconds, 0.0 if small else math.log2(seconds[1] / max(seconds[0], 1e-9)))
 

@@ -40,7 +40,7 @@ CALLS = [
     WrittenCall("book", {}),
     WrittenCall("get_weather", {"ok": False, "city": 'A "q" {'}),
 ]
-WALKS, STEPS = 3, 250
+WALKS, STEPS = 2, 250
 
 
 class Grammars:

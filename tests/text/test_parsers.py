@@ -71,13 +71,12 @@ def test_what_a_format_writes_is_read_back(name: str) -> None:
 
 
 def test_random_cuts_change_nothing() -> None:
-    """10,000 answers cut at random, over all formats and what breaks them."""
+    """Each answer cut thrice at random, over all formats and what breaks them."""
     chances = random.Random(5)
     cases = [(name, answer) for name in formats() for *_, answer in answers(name)]
     cases += [(name, broken(answer, chances)) for name, answer in cases for _ in range(2)]
     expected: dict[tuple[str, str], Read] = {}
-    for number in range(10_000):
-        name, answer = cases[number % len(cases)]
+    for name, answer in 3 * cases:
         if (name, answer) not in expected:
             expected[name, answer] = read(whole(name), [answer])
         assert read(whole(name), cut(answer, chances)) == expected[name, answer], (name, answer)
