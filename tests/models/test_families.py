@@ -18,7 +18,7 @@ from penstock.weights.open import open_checkpoint
 from tests.models import tiny
 from tests.models.harness import Harness, load
 
-TOLERANCE = 1e-4
+TOLERANCE = 3e-4  # of float32 with experts: both sides are up to 1.2e-4 from what float64 says, and machines differ
 LENGTH = 43  # longer than every window and every original rope length in tests.models.tiny
 
 
