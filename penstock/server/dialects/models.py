@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from penstock import __version__
 from penstock.host.entry import ModelEntry, ModelState
 from penstock.host.model_host import ModelHost
 from penstock.server.context import ServerContext
@@ -81,6 +82,22 @@ def status_of(entry: ModelEntry) -> dict[str, Any]:
     if entry.state is ModelState.FAILED and entry.failure is not None:
         told |= {"failed": True, "error": entry.failure.sentence}
     return told
+
+
+def router_props(context: ServerContext) -> dict[str, Any]:
+    """The properties of a server of several models, as llama-server's router tells them."""
+    return {
+        "role": "router",
+        "max_instances": len(context.models.names()),
+        "models_autoload": True,
+        "model_alias": "penstock",
+        "model_path": "none",
+        "default_generation_settings": {"params": {}, "n_ctx": 0},
+        "endpoint_slots": context.shows_slots,
+        "endpoint_props": context.changes_props,
+        "endpoint_metrics": True,
+        "build_info": __version__,
+    }
 
 
 async def _of_host(host: ModelHost) -> Sequence[_Listed]:

@@ -16,6 +16,7 @@ from penstock.server.body import read_body, read_query, translated
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.llama_server.schema import LlamaSampling, PropsBody
 from penstock.server.dialects.llama_server.translate import sampling_of, settings_of, unsupported
+from penstock.server.dialects.models import router_props
 from penstock.server.document import asks, gives, takes
 from penstock.server.encoding import json_response
 from penstock.server.errors import not_ready
@@ -62,7 +63,7 @@ def add_about(router: APIRouter, context: ServerContext) -> None:
     async def props(request: Request) -> Response:
         query = read_query(ModelQuery, request)
         if context.models.host is not None and not query.model:
-            return json_response(_router_props(context))
+            return json_response(router_props(context))
         return json_response(_props(await model_of(request, query), context))
 
     @router.post("/props", summary="Change what the server is", openapi_extra=takes(PropsBody))
@@ -108,22 +109,6 @@ def _listed(raw: bytes) -> Any:
     if not isinstance(given, list):
         raise RequestError("The body must be a list of adapters, each with id and scale.", code="invalid_value")
     return given
-
-
-def _router_props(context: ServerContext) -> dict[str, Any]:
-    """The properties of a server of several models, asked without naming one."""
-    return {
-        "role": "router",
-        "max_instances": len(context.models.names()),
-        "models_autoload": True,
-        "model_alias": "penstock",
-        "model_path": "none",
-        "default_generation_settings": {"params": {}, "n_ctx": 0},
-        "endpoint_slots": context.shows_slots,
-        "endpoint_props": context.changes_props,
-        "endpoint_metrics": True,
-        "build_info": __version__,
-    }
 
 
 def _props(model: ModelContext, context: ServerContext) -> dict[str, Any]:
