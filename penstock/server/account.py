@@ -20,6 +20,7 @@ OPERATIONS: Final = MappingProxyType(
         **dict.fromkeys(
             ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/chat/completions"), "chat"
         ),
+        "/v1/responses/compact": "chat",
         **dict.fromkeys(
             ("/v1/completions", "/api/generate", "/completion", "/completions", "/infill"), "text_completion"
         ),

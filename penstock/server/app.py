@@ -52,7 +52,7 @@ from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.render import render_router
 from penstock.server.dialects.rerank import RerankBody, ScoreBody, TextsRerankBody, rerank_router
 from penstock.server.dialects.responses.routes import responses_router
-from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
+from penstock.server.dialects.responses.schema import CompactBody, InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.service.responses import Responses
 from penstock.server.dialects.sagemaker import sagemaker_router
 from penstock.server.dialects.sglang.routes import sglang_router
@@ -195,10 +195,12 @@ def _describe(app: FastAPI, context: ServerContext, bodies: tuple[type[BaseModel
 def _bodies() -> tuple[type[BaseModel], ...]:
     """What requests to the dialects are made of."""
     pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, TextsRerankBody, ScoreBody)
-    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, LlamaTokenizeBody, DetokenizeBody)
+    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, CompactBody)
+    tokens = (TokenizeBody, LlamaTokenizeBody, DetokenizeBody)
     return (
         *openai,
         ControlBody,
+        *tokens,
         *CONVERSATION_BODIES,
         ChatUpdateBody,
         *pooling,

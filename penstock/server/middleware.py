@@ -34,7 +34,7 @@ _REQUEST_ID = re.compile(rf"[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}"
 COMPUTING: Final = frozenset(
     (
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"),
-        *("/chat/completions", "/completion", "/completions", "/infill"),
+        *("/chat/completions", "/completion", "/completions", "/infill", "/v1/responses/compact"),
         *("/", "/generate", "/generate_stream", "/invocations", "/inference/v1/generate"),
         *("/api/v1/generate", "/api/latest/generate", "/api/extra/generate/stream"),
     )

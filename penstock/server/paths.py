@@ -9,7 +9,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 
 
 class _ResponseId(StringConvertor):
-    """`/v1/responses/compact`, say, is then not found, instead of a response for which the method is wrong."""
+    """`/v1/responses/nothing`, say, is then not found, instead of a response for which the method is wrong."""
 
     regex = "resp_[^/]+"
 

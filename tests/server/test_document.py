@@ -57,6 +57,7 @@ OPERATIONS = [
     *(("POST", f"{path}/{rest}", 5) for path in KSERVE for rest in ("infer", "generate", "generate_stream")),
     ("POST", "/v1/responses", 10),
     ("POST", "/v1/responses/input_tokens", 8),
+    ("POST", "/v1/responses/compact", 8),
     ("POST", "/v1/responses/{response_id}/cancel", 10),
     *(("GET", f"/v1/responses/{{response_id}}{rest}", 10) for rest in ("", "/input_items")),
     ("DELETE", "/v1/responses/{response_id}", 5),
@@ -191,7 +192,7 @@ def test_methods_that_are_not_there_are_told_those_that_are(fuzzed: Running, str
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/responses/compact", "/v1/responses/resp_x/nothing", "/v1/chat", "/v1/messages/batches"]
+    "path", ["/v1/responses/compact/now", "/v1/responses/resp_x/nothing", "/v1/chat", "/v1/messages/batches"]
 )
 def test_sub_routes_that_are_not_there(fuzzed: Running, path: str) -> None:
     for method in ("GET", "POST", "DELETE", "OPTIONS"):

@@ -104,14 +104,14 @@ def test_the_error_that_ends_a_stream_is_told_to_both_kinds_of_clients(sent: htt
     assert event["code"] == event["error"]["code"] == "cancelled"
 
 
-@pytest.mark.parametrize("path", ["compact", "compact/now", "resp_1/no_such", "input_tokens/x"])
+@pytest.mark.parametrize("path", ["compacted", "compact/now", "resp_1/no_such", "input_tokens/x"])
 def test_routes_that_are_not_there_are_not_found(sent: httpx.Client, path: str) -> None:
     answer = sent.post(f"/v1/responses/{path}", json={"input": "Hello"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_route")
 
 
 def test_a_wrong_method_of_a_route_that_is_there_is_told(sent: httpx.Client) -> None:
-    for path, allowed in (("resp_1", "GET"), ("input_tokens", "POST")):
+    for path, allowed in (("resp_1", "GET"), ("input_tokens", "POST"), ("compact", "POST")):
         answer = sent.put(f"/v1/responses/{path}")
         assert answer.status_code == 405
         assert allowed in answer.headers["allow"]

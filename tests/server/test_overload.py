@@ -23,6 +23,7 @@ PATHS = {
     "/v1/completions": {"prompt": "Hello"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
     "/v1/responses": {"input": "Hello", "model": "scripted"},
+    "/v1/responses/compact": {"input": "Hello", "model": "scripted"},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "model": "scripted"},
     "/api/chat": {"messages": [{"role": "user", "content": "Hello"}], "model": "scripted"},
     "/api/generate": {"prompt": "Hello", "model": "scripted"},

@@ -42,6 +42,7 @@ BODIES: dict[str, dict[str, Any]] = {  # of every route that reaches the engine
     **{path: {"prompt": "Hello, I need a table.", "n_predict": 2} for path in ("/completion", "/completions")},
     **{path: {"inputs": "Hello, I need a table."} for path in ("/", "/generate", "/generate_stream")},
     "/encode": {"text": "Hello"},
+    "/v1/responses/compact": {"input": "Hello"},
     "/invocations": {**CHAT, "max_tokens": 2},
     **{f"/api/{path}/generate": {"prompt": "Hello, I need a table."} for path in ("v1", "latest")},
     "/api/extra/generate/stream": {"prompt": "Hello, I need a table."},

@@ -160,13 +160,7 @@ class Composer:
 
     def count(self, prompt: int, cached: int) -> None:
         """Writes the usage into the response: tokens of the prompt, those of it that were cached, and those told."""
-        self.response["usage"] = {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": self._tokens,
-            "output_tokens_details": {"reasoning_tokens": self._reasoning},
-            "total_tokens": prompt + self._tokens,
-        }
+        self.response["usage"] = usage_of(prompt, cached, self._tokens, self._reasoning)
 
     def _told(self, kind: _Kind, text: str, piece: ToolCallDelta | None = None) -> Iterator[Event]:
         if self._open is None or self._open.kind is not kind or (piece is not None and piece.id is not None):
@@ -218,6 +212,17 @@ class Composer:
     def _part_event(self, what: str, now: _Open, part: Item) -> Event:
         name = "reasoning_summary_part" if now.kind is _SUMMARY else "content_part"
         return self.event(f"response.{name}.{what}", **now.place, part=part)
+
+
+def usage_of(prompt: int, cached: int, output: int, reasoning: int) -> Item:
+    """What a call cost, in tokens: of the prompt, those of it that were cached, of the answer, and of its reasoning."""
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": prompt + output,
+    }
 
 
 def _response(call: ResponsesCall, context: ModelContext) -> Item:

@@ -9,6 +9,7 @@ from penstock.config import limits
 from penstock.config.errors import ParameterError, format_value
 from penstock.server.conversation import check_kind, string_of
 from penstock.server.custom_tools import arguments_for
+from penstock.server.dialects.responses.compaction import kept, summary_of, told_to_model
 from penstock.server.errors import bad_value
 from penstock.server.turns import ChatTurns
 
@@ -78,6 +79,7 @@ _FORMS: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
     "custom_tool_call": ("ctc", ("call_id", "name", "input"), {}),
     "custom_tool_call_output": ("ctco", ("call_id",), {"output": "input_text"}),
     "function_call_output": ("fco", ("call_id",), {"output": "input_text"}),
+    "compaction": ("cmp", ("encrypted_content",), {}),
     "reasoning": ("rs", (), {"summary": "summary_text", "content": "reasoning_text"}),
     "item_reference": ("ref", ("id",), {}),
 }
@@ -104,6 +106,8 @@ def _item(where: str, raw: object, suffix: str) -> Item:
         item["role"] = role
     strings, lists = _FORMS[kind][1:]
     item |= {name: string_of(where, raw, name) for name in strings}
+    if kind == "compaction":
+        summary_of(where, item["encrypted_content"])
     for name, part in lists.items():
         content = raw.get(name) or [] if kind == "reasoning" else raw.get(name)
         told = "output_text" if role == "assistant" else part
@@ -133,18 +137,23 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
     turns = ChatTurns()
     if instructions:
         turns.add("system", instructions)
-    for item in items:
+    summary = False  # whether the last turn ends with one, which the user's next message then follows
+    for item in kept(items):
         kind, role = item["type"], item.get("role", "assistant")
+        joins, summary = summary, kind == "compaction"
         if kind in _OUTPUTS:
             turns.result(item["call_id"], _text(item["output"]))
         elif kind == "function_call":
             turns.call(item["call_id"], item["name"], item["arguments"])
+        elif kind == "compaction":
+            turns.add("user", told_to_model(summary_of("input", item["encrypted_content"])), joint="\n\n")
         elif kind == "custom_tool_call":
             turns.call(item["call_id"], item["name"], arguments_for(item["input"]))
         elif kind == "reasoning":
             turns.add(role, thought=_text(item.get("content") or item["summary"]), joint=_joint(turns))
         elif role in ("user", "assistant"):
-            turns.add(role, _text(item["content"]), joint=_joint(turns) if role == "assistant" else None)
+            joint = _joint(turns) if role == "assistant" else "\n\n" if joins else None
+            turns.add(role, _text(item["content"]), joint=joint)
         else:  # many templates know one system message alone
             turns.add("system", _text(item["content"]), joint="\n\n" if len(turns.turns) == 1 else None)
     return turns.messages()

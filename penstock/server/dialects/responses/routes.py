@@ -14,6 +14,7 @@ from penstock.server.body import read_body, read_query
 from penstock.server.dialects.responses.composer import Composer
 from penstock.server.dialects.responses.schema import ItemsQuery, ResponsesBody, RetrieveQuery
 from penstock.server.dialects.responses.service.background import Job
+from penstock.server.dialects.responses.service.compacting import add_compacting
 from penstock.server.dialects.responses.service.responses import Responses
 from penstock.server.dialects.responses.translate import sent_names
 from penstock.server.document import EVENTS, asks, gives, takes
@@ -54,6 +55,7 @@ def responses_router(responses: Responses) -> APIRouter:
         return await complete(whole(), active, request.receive, context.lifecycle)
 
     _kept_routes(router, responses)
+    add_compacting(router, responses)
     return router
 
 

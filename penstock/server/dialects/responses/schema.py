@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 from penstock.config import limits
 from penstock.server import shapes
 from penstock.server.pages import PageQuery
-from penstock.server.sampling import Alternatives, Count, HintedBody
+from penstock.server.sampling import Alternatives, Count, HintedBody, Label
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
@@ -96,6 +96,15 @@ class ResponsesBody(InputTokensBody, HintedBody):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     prompt: shapes.Unavailable = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+
+class CompactBody(InputTokensBody):
+    """POST /v1/responses/compact: the conversation that is made short."""
+
+    service_tier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
     prompt_cache_options: dict[str, Any] | None = None
 
 

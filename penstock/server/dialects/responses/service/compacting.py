@@ -1,0 +1,74 @@
+"""POST /v1/responses/compact: a conversation summed up by the model that had it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from penstock.config.errors import param_names
+from penstock.core.sampling import SamplingParams
+from penstock.server.active_call import ActiveCall, complete, open_call
+from penstock.server.body import read_body, translated
+from penstock.server.dialects.responses.compaction import SHARE, content_of, kept, summary_request
+from penstock.server.dialects.responses.composer import usage_of
+from penstock.server.dialects.responses.items import Item, item_id
+from penstock.server.dialects.responses.schema import CompactBody
+from penstock.server.dialects.responses.service.fitting import shortened
+from penstock.server.dialects.responses.service.responses import Responses
+from penstock.server.dialects.responses.translate import prompt_request, sent_names
+from penstock.server.document import takes
+from penstock.server.errors import HttpError
+
+_NOT_ASKED = {"tools": None, "tool_choice": None, "text": None}  # of the conversation; a summary is plain text
+
+
+def add_compacting(router: APIRouter, responses: Responses) -> None:
+    """The route, over one server's context."""
+    context = responses.context
+
+    @router.post("/v1/responses/compact", summary="Make a conversation short", openapi_extra=takes(CompactBody))
+    async def compact(request: Request) -> Response:
+        body = await read_body(request, CompactBody)
+        model = await context.model(request, body.model)
+        with param_names(sent_names(body)):
+            most = max(1, (model.max_model_len() or 1) // SHARE)
+            sampling = SamplingParams(temperature=0, max_tokens=most)
+            prompt = await responses.prompt(request, body, sampling)
+            model.require_ready()
+            plain, items = body.model_copy(update=_NOT_ASKED), [*prompt.items, summary_request()]
+            name = prompt.request.request_id
+            asked = await translated(request, prompt_request, plain, items, name, sampling)
+            asked = await shortened(model.frontend, replace(asked, owner=prompt.request.owner))
+            active = await open_call(request, model, [asked])
+        return await complete(_compacted(active, prompt.items, name), active, request.receive, context.lifecycle)
+
+
+async def _compacted(active: ActiveCall, items: list[Item], name: str) -> dict[str, Any]:
+    """The object: the users' messages, and a summary of all.
+
+    Raises:
+        HttpError: the model said nothing.
+    """
+    said: list[str] = []
+    thought: list[str] = []
+    tokens = reasoning = 0
+    async for _, delta in active.deltas():
+        said.append(delta.text)
+        thought.append(delta.reasoning)
+        tokens, reasoning = tokens + len(delta.token_ids), reasoning + delta.reasoning_tokens
+    summary = "".join(said).strip() or "".join(thought).strip()
+    if not summary:
+        raise HttpError(500, "The model gave no summary of this conversation; send it again.", code="empty_summary")
+    item = {"id": item_id("compaction", name), "type": "compaction", "encrypted_content": content_of(summary)}
+    users = [entry for entry in kept(items) if entry["type"] == "message" and entry["role"] == "user"]
+    return {
+        "id": f"resp_{name}",
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [*users, item],
+        "usage": usage_of(active.prompt_tokens, active.cached_tokens, tokens, reasoning),
+    }
