@@ -21,6 +21,7 @@ from penstock.text.parsers.format import choose
 from penstock.text.ranked import read_tekken, read_tiktoken
 from penstock.text.sentencepiece_model import read_sentencepiece
 from penstock.text.spelling import read_spelling
+from penstock.text.stop_patterns import PatternSearch, stop_patterns
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.tokenizer_json import read_tokenizer_json
@@ -86,8 +87,23 @@ def text_readers(tokenizer: Tokenizer) -> Iterator[Scanner]:
     }
     stops = ["a" * size + "b" for size in (1, 8, 64, 512)]
     yield Scanner("text.detokenizer", lambda tokens: IncrementalDetokenizer(tokenizer, stop=stops).push(tokens), ids)
+    wild = repeated("a", "ab", "c", "\n")
+    yield Scanner("text.stop_patterns", _search, wild)
+    yield Scanner("text.stop_patterns read", refusing(lambda text: stop_patterns((text,))), _expressions())
     pieces = repeated("a", " ", "w1 ", "é", "\U0001f388", "a b", "\n", "<|im_start|>", "<")
     yield Scanner("text.tokenizer encode", tokenizer.encode, pieces)
+
+
+def _search(text: str) -> None:
+    """Looks for a pattern on which going back would take for ever."""
+    search = PatternSearch(stop_patterns(("(a|aa|a*b?)*(c|a.*b)d",)))
+    for char in text:
+        search.take(char)
+
+
+def _expressions() -> dict[str, Callable[[int], str]]:
+    """Patterns that nest, repeat and list."""
+    return repeated("a", "(", "(a", "a|", "[", "[a-", "a{2}", "(a){9}", "{", "{1", "\\", "|", "a*")
 
 
 def request_readers() -> Iterator[Scanner]:

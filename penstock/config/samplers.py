@@ -351,15 +351,19 @@ def check_switches(params: object, *names: str) -> None:
             raise ParameterError(name, value, "true or false")
 
 
+def check_texts(name: str, texts: tuple[Any, ...], most: int, chars: int = limits.MAX_STOP_CHARS) -> None:
+    """Raises ParameterError for texts that are too many, too long, empty or no strings."""
+    if len(texts) > most:
+        raise ParameterError(name, f"{len(texts)} strings", f"at most {most}")
+    for text in texts:
+        if not isinstance(text, str) or not 0 < len(text) <= chars:
+            raise ParameterError(name, text, f"non-empty strings of at most {chars} characters")
+
+
 def check_banned(texts: tuple[Any, ...]) -> None:
     """Raises ParameterError for banned strings that are too many, too long, empty or no strings."""
     name = "banned_strings"
-    if len(texts) > limits.MAX_BANNED_STRINGS:
-        raise ParameterError(name, f"{len(texts)} strings", f"at most {limits.MAX_BANNED_STRINGS}")
-    for text in texts:
-        if not isinstance(text, str) or not 0 < len(text) <= limits.MAX_BANNED_STRING_CHARS:
-            allowed = f"non-empty strings of at most {limits.MAX_BANNED_STRING_CHARS} characters"
-            raise ParameterError(name, text, allowed)
+    check_texts(name, texts, limits.MAX_BANNED_STRINGS, limits.MAX_BANNED_STRING_CHARS)
     if sum(map(len, texts)) > limits.MAX_BANNED_CHARS:
         raise ParameterError(name, "too long", f"at most {limits.MAX_BANNED_CHARS} characters in all")
 

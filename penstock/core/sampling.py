@@ -15,10 +15,11 @@ from penstock.config.samplers import (
     check_integer,
     check_number,
     check_switches,
+    check_texts,
     check_token_ids,
 )
 
-_SEVERAL = ("stop", "bad_words", "stop_token_ids", "bad_words_ids", "logit_bias", "banned_strings")
+_SEVERAL = ("stop", "bad_words", "stop_token_ids", "bad_words_ids", "logit_bias", "banned_strings", "stop_regex")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class SamplingParams(SamplerParams):
         skip_special_tokens: leave special tokens out of the text.
         banned_strings: texts that never appear in the answer, whatever their case: it is taken back to before one that
             has appeared, and goes on with another token there.
+        stop_regex: patterns at which the output ends as at `stop`; their syntax is that of `text.stop_patterns`.
 
     Raises:
         ParameterError: a value is outside its documented range.
@@ -71,6 +73,7 @@ class SamplingParams(SamplerParams):
     prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
     banned_strings: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._take_lists()
@@ -78,14 +81,16 @@ class SamplingParams(SamplerParams):
         self._check_lengths()
         self.check_samplers()
         self._check_tokens()
-        self._check_strings()
+        check_texts("stop", self.stop, limits.MAX_STOP_STRINGS)
+        check_texts("bad_words", self.bad_words, limits.MAX_BAD_WORDS)
+        check_texts("stop_regex", self.stop_regex, limits.MAX_STOP_REGEXES, limits.MAX_STOP_REGEX_CHARS)
         check_banned(self.banned_strings)
 
     def _take_lists(self) -> None:
         """Turns what people write for a field of several values into the tuple it is."""
         for name in _SEVERAL:
             value: Any = getattr(self, name)
-            if name in ("stop", "banned_strings") and isinstance(value, str):
+            if name in ("stop", "banned_strings", "stop_regex") and isinstance(value, str):
                 value = (value,)
             if name == "logit_bias" and isinstance(value, Mapping):
                 value = sorted(value.items(), key=str)  # pairs in one order, whatever their types
@@ -128,16 +133,6 @@ class SamplingParams(SamplerParams):
             if not sequence:
                 raise ParameterError("bad_words", "", "non-empty words")
             check_token_ids("bad_words", sequence, limits.MAX_BAD_WORD_TOKENS)
-
-    def _check_strings(self) -> None:
-        allowed = f"non-empty strings of at most {limits.MAX_STOP_CHARS} characters"
-        for name, most in (("stop", limits.MAX_STOP_STRINGS), ("bad_words", limits.MAX_BAD_WORDS)):
-            texts = getattr(self, name)
-            if len(texts) > most:
-                raise ParameterError(name, f"{len(texts)} strings", f"at most {most}")
-            for text in texts:
-                if not isinstance(text, str) or not 0 < len(text) <= limits.MAX_STOP_CHARS:
-                    raise ParameterError(name, text, allowed)
 
     def first_scored(self, start: int) -> int:
         """The first prompt position at or after `start` whose next token is scored, where prompt tokens are."""

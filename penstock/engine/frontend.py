@@ -31,6 +31,7 @@ from penstock.text.grammar.translate import translate
 from penstock.text.length import characters
 from penstock.text.parsers.reading import AnswerReader, Reading, answer_readers
 from penstock.text.spellings import Spellings
+from penstock.text.stop_patterns import stop_patterns
 
 _RENDER_ARGUMENTS = frozenset(("self", "messages", "tools", "add_generation_prompt", "continue_final_message"))
 _INLINE_CHARS = 1024  # shorter texts are tokenised at once: a worker thread would cost more
@@ -333,6 +334,7 @@ class Frontend:
             raise ParameterError("allowed_token_ids", f"{len(allowed)} token ids", told)
         self._check_ids("allowed_token_ids", allowed)
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        stop_patterns(sampling.stop_regex)  # raises what is wrong with one
         self._check_ids("dry_breaker_ids", sampling.dry_breaker_ids)
         self._check_ids("xtc_protected_ids", sampling.xtc_protected_ids)
         if request.tools and not request.parse:  # models mark their calls with special tokens

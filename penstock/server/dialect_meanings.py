@@ -55,7 +55,6 @@ OF_DIALECTS: Mapping[str, str] = MappingProxyType(
         "SglangBody.sampling_params": "How to sample: of all prompts, or a list of one for each.",
         "sampling_seed": "Where the random stream starts: the same request with the same seed has the same answer.",
         "spaces_between_special_tokens": "Tokens are told byte for byte; no spaces are put between them.",
-        "stop_regex": "Answers do not end at patterns here.",
         "stream_interval": "Events go out as tokens come; of long answers not with every token.",
         "structural_tag": "A structural tag that the answer follows.",
         "top_logprobs_num": "So many alternatives of every token, with their log-probabilities.",

@@ -158,6 +158,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "speed": _NO_EFFECT,
         "stop": "Texts at which the answer ends.",
         "stop_sequences": "Texts at which the answer ends.",
+        "stop_regex": "Patterns at which the answer ends, as at stop.",
         "stop_token_ids": "Tokens at which the answer ends.",
         "store": "Keep it, to be asked for again.",
         "stream": "Send the answer as it is written.",

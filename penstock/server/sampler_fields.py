@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from penstock.config import limits
 from penstock.config.errors import ParameterError
 from penstock.config.samplers import RANGES, SAMPLERS, check_token_ids, order_names, priority_names, sampler_names
-from penstock.server.shapes import RequestBody, TokenId, TokenIds, whole
+from penstock.server.shapes import RequestBody, StopPatterns, TokenId, TokenIds, whole
 
 _NAMES = sorted({name for sampler in SAMPLERS for name in (sampler.name, *sampler.names)})
 _LIST = {"type": "array", "items": {"enum": _NAMES}, "maxItems": limits.MAX_SAMPLERS}
@@ -52,6 +52,7 @@ class SamplerBody(RequestBody):
     dry_allowed_length: Annotated[int, within("dry_allowed_length")] | None = None
     dry_penalty_last_n: Annotated[int, within("dry_penalty_last_n")] | None = None
     dry_sequence_breakers: Breakers | None = None
+    stop_regex: StopPatterns | None = None
     watermark: bool | None = None
     watermark_gamma: Annotated[float, within("watermark_gamma")] | None = None
     watermark_delta: Annotated[float, within("watermark_delta")] | None = None

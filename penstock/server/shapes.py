@@ -178,6 +178,8 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16), members(16)
 ]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+_StopPattern = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_REGEX_CHARS)]
+StopPatterns = _StopPattern | Annotated[list[_StopPattern], Field(max_length=limits.MAX_STOP_REGEXES)]
 _NAME = rf"^[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}$"
 _TOKEN_KEY = r"^[0-9]{1,10}$"
 _DURATION = r"^[-+]?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.text.automaton import automaton
+from penstock.text.stop_patterns import Patterns, PatternSearch
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -16,7 +17,7 @@ class Piece:
 
     Attributes:
         text: new text, safe to show: whole characters, and no beginning of a stop string.
-        stopped: the stop string that ended the output, else None.
+        stopped: the stop string or pattern that ended the output, else None.
         tokens_used: how many of the pushed tokens were consumed; all of them unless a stop string was found.
     """
 
@@ -35,6 +36,8 @@ class IncrementalDetokenizer:
         include_stop: leave the stop string in the text.
         skip_special_tokens: leave control tokens out of the text.
         min_tokens: a stop string completed before this many tokens is ordinary text.
+        patterns: patterns that end the output likewise, by the rules of stop strings; None for none. What may be the
+            beginning of a match is held back.
         after_prompt: the text continues other text, so a leading space is kept (SentencePiece drops the first one).
         visible: control tokens that stay in the text all the same.
     """
@@ -49,6 +52,7 @@ class IncrementalDetokenizer:
         min_tokens: int = 0,
         after_prompt: bool = False,
         visible: frozenset[int] = frozenset(),
+        patterns: Patterns | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - visible if skip_special_tokens else frozenset[int]()
@@ -58,6 +62,7 @@ class IncrementalDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._root = automaton(tuple(text for text in stop if text))
         self._state = self._root
+        self._search = None if patterns is None else PatternSearch(patterns)
         self._held = ""  # text not yet given away; it ends with the state's text
         self._seen = 0
         self._stopped: str | None = None
@@ -71,7 +76,7 @@ class IncrementalDetokenizer:
         """Takes further tokens. After a stop string nothing more is consumed."""
         if self.stopped is not None:
             return Piece("", self.stopped, 0)
-        if not self._root.children:
+        if not self._root.children and self._search is None:
             self._seen += len(tokens)
             return Piece(self._decoder.decode(self._bytes(tokens)), None, len(tokens))
         given: list[str] = []
@@ -100,22 +105,27 @@ class IncrementalDetokenizer:
 
     def _advance(self, text: str) -> str:
         """Runs new text through the automaton; returns what is safe now, up to a stop string if one is complete."""
-        state = self._state
+        state, search = self._state, self._search
         looking = self._seen >= self._min_tokens
         for index, char in enumerate(text):
             state = state.after(char)
-            if looking and state.match is not None:
-                return self._stop(state.match, text[: index + 1])
+            found = None if search is None else search.take(char)
+            if looking and (state.match is not None or found is not None):
+                return self._stop(state.match, found, text[: index + 1])
         while not state.children and state.fallback is not None:
             state = state.fallback  # a match that was too early to count cannot grow
         self._state = state
         whole = self._held + text
-        safe = len(whole) - state.depth
+        safe = len(whole) - max(state.depth, 0 if search is None else search.pending)
         self._held = whole[safe:]
         return whole[:safe]
 
-    def _stop(self, match: str, text: str) -> str:
+    def _stop(self, match: str | None, found: tuple[str, int] | None, text: str) -> str:
+        """Ends the output, with a stop string or with a pattern and the length of what it matched: the longer one."""
+        length = len(match or "")
+        if found is not None and found[1] > length:
+            match, length = found
         self._stopped = match
         whole = self._held + text
         self._held = ""
-        return whole if self._include_stop else whole[: len(whole) - len(match)]
+        return whole if self._include_stop else whole[: len(whole) - length]

@@ -50,6 +50,7 @@ def test_out_of_range_values_name_field_value_and_range(name: str, value: Any) -
         ("bad_words_ids", ((),)), ("bad_words_ids", ((1,) * 1025,)), ("logit_bias", ((1, 101.0),)),
         ("logit_bias", ((-1, 0.0),)), ("logit_bias", tuple((i, 0.0) for i in range(1025))),
         ("allowed_token_ids", ()), ("allowed_token_ids", (-1,)), ("stop_token_ids", (1.5,)), ("logprobs", 21),
+        ("stop_regex", ("",)), ("stop_regex", ("x",) * 9), ("stop_regex", ("x" * 513,)), ("bad_words", ("x",) * 129),
         ("min_tokens", -1), ("top_p", 0.0), ("repetition_penalty", 0.0),
     ],
 )  # fmt: skip
@@ -63,6 +64,7 @@ def test_lists_and_edges_are_bounded(field: str, value: Any) -> None:
     [
         ("logit_bias", {7: 2, 5: 1.0}, ((5, 1.0), (7, 2))), ("logit_bias", [[5, 1.0]], ((5, 1.0),)),
         ("logit_bias", {}, ()), ("logit_bias", None, ()), ("stop", None, ()), ("bad_words_ids", None, ()),
+        ("stop_regex", "x+", ("x+",)), ("stop_regex", None, ()),
         ("stop", "x", ("x",)), ("stop", ["x", "y"], ("x", "y")), ("bad_words", ["x"], ("x",)),
         ("stop_token_ids", [1], (1,)), ("allowed_token_ids", [3, 4], (3, 4)), ("bad_words_ids", [[1, 2]], ((1, 2),)),
     ],

@@ -158,6 +158,21 @@ async def test_stop_tokens(text: TextPipeline, fields: Any, token: int, shown: s
     assert token in client.requests[0].stop_ids
 
 
+@pytest.mark.parametrize(("include", "said"), [(False, "Chapter 1. "), (True, "Chapter 1. Chapter 2")])
+async def test_a_pattern_ends_an_answer_as_a_string_does(text: TextPipeline, include: bool, said: str) -> None:
+    ids = text.tokenizer.encode("Chapter 1. Chapter 2 and more", add_special_tokens=False)
+    outputs = [out(), *map(out, ids), out(finish_reason=FinishReason.LENGTH)]
+    request = ask(stop_regex=r"Chapter [2-9]\d*", include_stop_str_in_output=include)
+    deltas, client = await play(text, outputs, request)
+    strings, _ = await play(text, outputs, ask(stop="Chapter 2", include_stop_str_in_output=include))
+    assert joined(deltas) == joined(strings) == said
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (FinishReason.STOP, r"Chapter [2-9]\d*")
+    assert [delta.token_ids for delta in deltas] == [delta.token_ids for delta in strings]
+    assert client.closed == 1
+    with pytest.raises(ParameterError, match="at least one character"):
+        await play(text, outputs, ask(stop_regex="a*"))
+
+
 async def test_half_a_character_is_held_back(text: TextPipeline) -> None:
     ids = text.tokenizer.encode("🦉", add_special_tokens=False)
     assert len(ids) > 1

@@ -94,12 +94,14 @@ def test_sampling() -> None:
         sampler_order=[6, 0, 1, 3, 4, 2, 5],
         bypass_eos=True,
         banned_tokens=["no"],
+        stop_regex="a+",
         logit_bias={"5": -3.0},
     )
     sampling = sampling_of(body, {})
     assert (sampling.repetition_penalty, sampling.repeat_last_n, sampling.typical_p) == (1.1, -1, 0.9)
     assert (sampling.tfs, sampling.top_n_sigma, sampling.seed, sampling.ignore_eos) == (0.95, 1.5, 7, True)
     assert (sampling.banned_strings, sampling.logit_bias) == (("no",), ((5, -3.0),))
+    assert sampling.stop_regex == ("a+",)
     assert sampling.samplers is not None and sampling.samplers.index("top_k") < sampling.samplers.index("temperature")
 
 

@@ -63,6 +63,8 @@ def test_fields_are_what_sampling_params_says() -> None:
         ({"dry_sequence_breakers": '["\\n", ":"]'}, {"dry_sequence_breakers": ("\n", ":")}),
         ({"dry_sequence_breakers": '"\\n", "b"'}, {"dry_sequence_breakers": ("\n", "b")}),
         ({"dry_sequence_breakers": ""}, {"dry_sequence_breakers": ()}),
+        ({"stop_regex": "a+"}, {"stop_regex": ("a+",)}),
+        ({"stop_regex": ["a+", "b"]}, {"stop_regex": ("a+", "b")}),
         ({"banned_strings": "a shiver"}, {"banned_strings": ("a shiver",)}),
         (
             {"banned_strings": ["a"], "banned_tokens": ["b", 3]},

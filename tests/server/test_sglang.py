@@ -54,6 +54,26 @@ def test_a_whole_answer(server: Running, text: TextPipeline) -> None:
     assert (told["meta_info"]["id"], told["meta_info"]["completion_tokens"]) == ("mine", 3)
 
 
+def test_patterns_end_answers_as_strings_do(server: Running) -> None:
+    pattern = r"tab[a-z]+ for"
+    for trim in (False, True):
+        told = generated(server, sampling_params={"stop_regex": pattern, "no_stop_trim": trim})
+        same = generated(server, sampling_params={"stop": "table for", "no_stop_trim": trim})
+        assert told["meta_info"]["finish_reason"] == {"type": "stop", "matched": pattern}
+        assert (told["text"], told["output_ids"]) == (same["text"], same["output_ids"])
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "stop_regex": [r"\bx", pattern]}
+    refused = post(server, "/v1/chat/completions", chat)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stop_regex")
+    for path, body in (
+        ("/v1/chat/completions", {**chat, "stop_regex": ["x{3}", pattern]}),
+        ("/v1/completions", {"prompt": "Hello", "stop_regex": pattern, "max_tokens": 50}),
+    ):
+        (choice,) = post(server, path, body).json()["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", pattern)
+    (result,) = post(server, "/api/v1/generate", {"prompt": "Hello", "stop_regex": pattern}).json()["results"]
+    assert result["text"] == generated(server, sampling_params={"stop_regex": pattern})["text"]
+
+
 def test_stop_strings_are_cut_off_unless_they_are_to_stay(server: Running) -> None:
     told = generated(server, sampling_params={"stop": "table"})
     assert told["meta_info"]["finish_reason"] == {"type": "stop", "matched": "table"}
@@ -131,6 +151,8 @@ def test_sampling() -> None:
     assert (sampling.min_tokens, sampling.min_p, sampling.stop_token_ids) == (2, 0.1, (5,))
     assert (sampling.logit_bias, sampling.seed, sampling.top_k) == (((7, 1.5),), 9, 4)
     assert (sampling.repetition_penalty, sampling.ignore_eos) == (1.1, True)
+    for sent, patterns in ((r"\d+", (r"\d+",)), (["a", "b+"], ("a", "b+")), ("", ()), ([], ()), (None, ())):
+        assert request_of(stop_regex=sent).sampling.stop_regex == patterns
     request = sglang_call(SglangBody(text="a", priority=3, extra_key="mine"), {}).requests[0]
     assert (request.priority, request.cache_salt) == (-3, "mine")
 
@@ -155,7 +177,7 @@ def test_grammars() -> None:
         ({"sampling_params": {}}, "exactly one of text and input_ids"),
         ({"text": "a", "sampling_params": {"temprature": 1}}, "temprature"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params"),
-        ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "stop_regex"),
+        ({"text": "a", "sampling_params": {"stop_regex": "a*"}}, 'sampling_params.stop_regex is "a*"'),
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "regex and ebnf both say"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "as many as there are prompts (2)"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "differ from each other"),

@@ -15,6 +15,7 @@ from penstock.text.parsers.events import Parsed, ToolCallDelta, call_id
 from penstock.text.parsers.format import AnswerFormat, CallIds, formats
 from penstock.text.parsers.grammar import Function, calls_grammar
 from penstock.text.parsers.parser import AnswerParser
+from penstock.text.stop_patterns import stop_patterns
 from penstock.text.tokenizer import Tokenizer
 
 _TAIL: Final = 64  # tokens at the end of a prompt in which an opened or closed reasoning shows
@@ -270,6 +271,8 @@ class Shown(Protocol):
     @property
     def stop(self) -> Sequence[str]: ...
     @property
+    def stop_regex(self) -> tuple[str, ...]: ...
+    @property
     def include_stop_str_in_output(self) -> bool: ...
     @property
     def skip_special_tokens(self) -> bool: ...
@@ -290,6 +293,7 @@ def answer_readers(
         mark_ids: control tokens that mark these.
     """
     readers = {}
+    patterns = stop_patterns(shown.stop_regex) if shown.stop_regex else None
     shown_marks = mark_ids if shown.skip_special_tokens else ()
     hidden = frozenset(filter(None, (tokenizer.token_bytes(token).decode("utf-8", "replace") for token in shown_marks)))
     for sequence in range(shown.n):
@@ -301,6 +305,7 @@ def answer_readers(
             min_tokens=shown.min_tokens,
             after_prompt=continues,
             visible=mark_ids if reading else frozenset(),
+            patterns=patterns,
         )
         readers[sequence] = reading.reader(detokenizer, sequence, hidden) if reading else AnswerReader(detokenizer)
     return readers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -13,6 +13,7 @@ from penstock.server.shapes import (
     Body,
     Exact,
     Name,
+    StopPatterns,
     StopString,
     TokenIds,
     TokenKey,
@@ -58,7 +59,7 @@ class SglangParams(Body):
     min_new_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
-    stop_regex: Annotated[Any, nothing_but([], "")] = None
+    stop_regex: StopPatterns | Literal[""] | None = None
     temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None

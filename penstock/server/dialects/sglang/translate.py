@@ -21,7 +21,6 @@ from penstock.server.structured import asked, object_grammar, schema_grammar
 _DEFAULT_TOKENS = 128  # SGLang's
 _ANY_JSON = "$$ANY$$"
 _UNAVAILABLE: Unavailable = {
-    "stop_regex": (([], ""), "Answers do not end at patterns here; send stop, or regex for the whole answer."),
     "custom_params": (({},), "Extensions of other engines are not here; leave it out."),
 }
 _SAME = (
@@ -32,6 +31,7 @@ _WHERE = "sampling_params"
 SENT: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"{_WHERE}.{name}" for name in (*_SAME, "top_k", "stop", "stop_token_ids", "logit_bias")},
+        "stop_regex": f"{_WHERE}.stop_regex",
         "max_tokens": f"{_WHERE}.max_new_tokens",
         "min_tokens": f"{_WHERE}.min_new_tokens",
         "seed": f"{_WHERE}.sampling_seed",
@@ -186,6 +186,7 @@ def _sampling(params: SglangParams, told: Told, defaults: Mapping[str, Any]) -> 
     if not params.keeps_all:
         chosen["top_k"] = params.top_k
     wanted = _DEFAULT_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+    patterns = [params.stop_regex] if isinstance(params.stop_regex, str) else params.stop_regex or []
     stop = (params.stop,) if isinstance(params.stop, str) else tuple(params.stop or defaults.get("stop", ()))
     scored = told.logprobs and told.start >= 0
     return SamplingParams(
@@ -193,6 +194,7 @@ def _sampling(params: SglangParams, told: Told, defaults: Mapping[str, Any]) -> 
         max_tokens=max(wanted, 1),
         min_tokens=params.min_new_tokens or 0,
         stop=stop,
+        stop_regex=tuple(filter(None, patterns)),  # SGLang's clients send "" for none
         stop_token_ids=tuple(params.stop_token_ids or ()),
         include_stop_str_in_output=bool(params.no_stop_trim),
         logit_bias=tuple((int(token), bias) for token, bias in (params.logit_bias or {}).items()),
