@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.config.errors import EngineDeadError
+from penstock.config.logprobs import unpacked
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.engine.api import Delta, ToolCallDelta
@@ -84,7 +85,7 @@ class _Parts:
     def add(self, delta: Delta) -> None:
         self.text.append(delta.text)
         self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
+        self.logprobs.extend(map(_unpacked, delta.logprobs))
         self.reasoning.append(delta.reasoning)
         self.calls.extend(delta.tool_calls)
 
@@ -97,6 +98,10 @@ class _Parts:
         return tuple(ToolCall(call.id or "", call.name or "", "".join(arguments[call.index])) for call in begun)
 
 
+def _unpacked(entry: TokenLogprobs) -> TokenLogprobs:
+    return replace(entry, top=unpacked(entry.packed), packed=b"") if entry.packed else entry
+
+
 async def collect(generation: TextGeneration, n: int) -> Completion:
     """Reads a generation of `n` sequences to its end."""
     parts = [_Parts() for _ in range(n)]
@@ -105,7 +110,7 @@ async def collect(generation: TextGeneration, n: int) -> Completion:
     async for delta in generation:
         part = parts[delta.index]
         part.add(delta)
-        prompt_logprobs.extend(delta.prompt_logprobs)
+        prompt_logprobs.extend(map(_unpacked, delta.prompt_logprobs))
         if delta.finish_reason is not None:
             outputs[delta.index] = CompletionOutput(
                 delta.index,
@@ -144,7 +149,8 @@ class Answer:
         generation = await self._start()
         try:
             async for delta in generation:
-                yield delta
+                scored, prompt = map(_unpacked, delta.logprobs), map(_unpacked, delta.prompt_logprobs)
+                yield replace(delta, logprobs=tuple(scored), prompt_logprobs=tuple(prompt))
         finally:
             await generation.aclose()
 

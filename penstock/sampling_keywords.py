@@ -69,6 +69,7 @@ class SamplingKeywords(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     prompt_logprobs_start: int
+    logprob_token_ids: Sequence[int] | None
     skip_special_tokens: bool
     banned_strings: str | Sequence[str] | None
 

@@ -17,7 +17,8 @@ import typer
 from penstock.cli.command import completion, model_names, one_of, parser_names
 from penstock.cli.named_model import find_model
 from penstock.config.environment import read_environment
-from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS
+from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS
+from penstock.config.logprobs import LOGPROBS_MODES
 from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import SHORT_TYPES, EngineOptions, ServerOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
@@ -139,6 +140,13 @@ PARSER_FLAGS = (
     flag("reasoning_parser", str | None, None, _MODEL,
          "Format in which answers reason, for example qwen3; none for none. Default: from the chat template.",
          metavar="NAME", autocompletion=parser_names("reasoning_names")),
+)  # fmt: skip
+LOGPROB_FLAGS = (
+    flag("max_logprobs", int, MAX_TOP_LOGPROBS, _MODEL,
+         "Most alternatives of a token that requests may ask for; -1 for the whole vocabulary."),
+    flag("logprobs_mode", str, "raw_logprobs", _MODEL,
+         "What is told as log-probabilities: the model's own, or what samplers and masks leave; or their logits.",
+         **one_of(LOGPROBS_MODES)),
 )  # fmt: skip
 SHARING_FLAGS = (
     flag("share_prefix_cache", bool, False, _MEMORY,
@@ -304,7 +312,7 @@ def takes(
 takes_engine_options = takes("engine", MODEL_FLAGS, make_engine_options)
 takes_freely_seeded_engine_options = takes("engine", MODEL_FLAGS, freely_seeded)
 takes_named_engine_options = takes(
-    "engine", (*MODEL_FLAGS, *PARSER_FLAGS, *SHARING_FLAGS, SERVED_NAME_FLAG), make_engine_options
+    "engine", (*MODEL_FLAGS, *PARSER_FLAGS, *LOGPROB_FLAGS, *SHARING_FLAGS, SERVED_NAME_FLAG), make_engine_options
 )
 takes_server_options = takes("server", SERVER_FLAGS, _server_options)
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -40,3 +40,5 @@ class EngineKeywords(TypedDict, total=False):
     seed: int
     tool_call_parser: str | None
     reasoning_parser: str | None
+    max_logprobs: int
+    logprobs_mode: str

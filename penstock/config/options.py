@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS
+from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS
 
 GPUS = ("cuda", "rocm", "xpu", "mps")
 SHORT_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -56,6 +56,8 @@ class EngineOptions:
         seed: seed of requests that bring none.
         tool_call_parser, reasoning_parser: names of the formats in which answers call functions and reason
             (docs/tools.md), "none" for none; None finds them from the chat template.
+        max_logprobs: most alternatives of a token that requests may ask for, -1 for the whole vocabulary.
+        logprobs_mode: what is told as log-probabilities, one of `config.logprobs.LOGPROBS_MODES`.
     """
 
     model: str = "penstock-concierge"
@@ -91,6 +93,8 @@ class EngineOptions:
     seed: int = 0
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    max_logprobs: int = MAX_TOP_LOGPROBS
+    logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self) -> None:
         for name in ("dtype", "kv_cache_dtype"):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config.errors import ConfigError
-from penstock.config.limits import MAX_THREADS
+from penstock.config.limits import MAX_THREADS, MAX_VOCABULARY
+from penstock.config.logprobs import LOGPROBS_MODES
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import GPUS, EngineOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
@@ -131,7 +132,7 @@ def validate(options: EngineOptions) -> None:
     if not numbered and options.device not in DEVICES:
         raise _refuse("device", options.device, f"{', '.join(DEVICES[:-1])}, a GPU's with a number, such as cuda:1")
     choices = (("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("isa", ISAS))
-    lists = (("policy", POLICIES), ("goal", GOALS))
+    lists = (("policy", POLICIES), ("goal", GOALS), ("logprobs_mode", LOGPROBS_MODES))
     for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("load_format", LOAD_FORMATS), *lists):
         _one_of(options, name, allowed)
     if options.quantize is not None:
@@ -151,6 +152,7 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "kv_cache_memory", 1, 2**60)
     _integer(options, "kv_blocks", 2, 2**31 - 1)
     _integer(options, "depth", 0, 1)
+    _integer(options, "max_logprobs", -1, MAX_VOCABULARY, optional=False)
     _integer(options, "seed", -(2**63), 2**64 - 1, optional=False)
     for name in ("enable_prefix_caching", "share_prefix_cache", "batch_invariant"):
         if not isinstance(getattr(options, name), bool):

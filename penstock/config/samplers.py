@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
+from penstock.config.logprobs import LogprobParams
 
 
 class Step(NamedTuple):
@@ -93,7 +94,7 @@ class Sampler(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerParams:
+class SamplerParams(LogprobParams):
     """How the model's distribution is changed before a token is drawn. Defaults leave it as it is.
 
     Samplers run in the order of SAMPLERS, or of `samplers`. What looks at tokens so far looks at those of the prompt

@@ -188,12 +188,14 @@ class TokenLogprobs:
         logprob: its log-probability.
         rank: 1 for the most probable token.
         top: (token, logprob) of the most probable tokens, descending.
+        packed: the same in `config.logprobs.packed`, where they are many; `top` is () then.
     """
 
     token: int
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+    packed: bytes = b""
 
 
 class SlotResult(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from penstock.config import limits
@@ -19,7 +20,14 @@ from penstock.config.samplers import (
     check_token_ids,
 )
 
-_SEVERAL = ("stop", "bad_words", "stop_token_ids", "bad_words_ids", "logit_bias", "banned_strings", "stop_regex")
+_SEVERAL = ("stop", "bad_words", "stop_token_ids", "bad_words_ids", "logit_bias", "banned_strings", "stop_regex",
+            "logprob_token_ids")  # fmt: skip
+
+
+def stream_key(*parts: object) -> int:
+    """A 64-bit key of random streams: a hash of the parts, so that neighbouring seeds give unrelated streams."""
+    text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,8 @@ class SamplingParams(SamplerParams):
     """How tokens are chosen and when a request ends. Defaults sample from the unmodified distribution.
 
     logit_bias, allowed_token_ids, the grammar, bad_words and min_tokens come first, then the chain of samplers
-    (`SamplerParams`), then the draw. Log-probabilities are those of the model before all of them.
+    (`SamplerParams`), then the draw. Log-probabilities (`LogprobParams`) are those of the model before all of them,
+    unless the engine's logprobs_mode says otherwise.
 
     Fields of several values take lists too, or None for no value; `stop` also takes one string, `logit_bias` a mapping.
     All become tuples.
@@ -44,9 +53,6 @@ class SamplingParams(SamplerParams):
         stop_token_ids: token ids that end the output besides the model's own end-of-sequence ids.
         ignore_eos: go on past the model's end-of-sequence ids.
         seed: start of the random stream; None lets the engine derive one from its own seed and the request.
-        logprobs: None for none, else the number of alternatives reported with each token (0: the token's own).
-        prompt_logprobs: the same for prompt tokens; those scored are computed, whatever the prefix cache holds.
-        prompt_logprobs_start: first prompt position that is scored; what comes before may be a prefix hit.
         skip_special_tokens: leave special tokens out of the text.
         banned_strings: texts that never appear in the answer, whatever their case: it is taken back to before one that
             has appeared, and goes on with another token there.
@@ -68,9 +74,6 @@ class SamplingParams(SamplerParams):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     seed: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
     banned_strings: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
@@ -114,7 +117,8 @@ class SamplingParams(SamplerParams):
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                check_integer(name, value, 0, limits.MAX_TOP_LOGPROBS)
+                check_integer(name, value, -1, limits.MAX_VOCABULARY)
+        self.check_named()
 
     def _check_tokens(self) -> None:
         if any(len(pair) != 2 for pair in self.logit_bias):
@@ -126,6 +130,7 @@ class SamplingParams(SamplerParams):
             if not self.allowed_token_ids:
                 raise ParameterError("allowed_token_ids", [], "at least one token id, or leave the field out")
             check_token_ids("allowed_token_ids", self.allowed_token_ids, limits.MAX_ALLOWED_TOKEN_IDS)
+        check_token_ids("logprob_token_ids", self.logprob_token_ids, limits.MAX_LOGPROB_TOKEN_IDS)
         check_token_ids("stop_token_ids", self.stop_token_ids, limits.MAX_STOP_TOKEN_IDS)
         if sum(map(len, self.bad_words_ids)) > limits.MAX_BAD_WORD_TOKENS:
             raise ParameterError("bad_words", "too long", f"at most {limits.MAX_BAD_WORD_TOKENS} tokens in all")
@@ -133,10 +138,6 @@ class SamplingParams(SamplerParams):
             if not sequence:
                 raise ParameterError("bad_words", "", "non-empty words")
             check_token_ids("bad_words", sequence, limits.MAX_BAD_WORD_TOKENS)
-
-    def first_scored(self, start: int) -> int:
-        """The first prompt position at or after `start` whose next token is scored, where prompt tokens are."""
-        return max(start, self.prompt_logprobs_start - 1)
 
     @property
     def greedy(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from penstock.config.limits import MAX_TOP_LOGPROBS
 from penstock.config.resolve import Decision
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
@@ -43,6 +44,7 @@ class EngineInfo:
         numbers: what values are kept in: weights and each KV cache type in use.
         parameters: values in all weights; 0 where nobody knows.
         stored: what most of them are stored as: "bf16", "q4_k", "gptq"; "" where nobody knows.
+        max_logprobs, logprobs_mode: as in EngineOptions.
     """
 
     model: str
@@ -63,6 +65,8 @@ class EngineInfo:
     numbers: str = ""
     parameters: int = 0
     stored: str = ""
+    max_logprobs: int = MAX_TOP_LOGPROBS
+    logprobs_mode: str = "raw_logprobs"
 
 
 class Outputs(Protocol):

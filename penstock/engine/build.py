@@ -138,4 +138,6 @@ def _info(started: Started) -> EngineInfo:
         numbers=told.numbers,
         parameters=told.parameters,
         stored=told.stored,
+        max_logprobs=options.max_logprobs,
+        logprobs_mode=options.logprobs_mode,
     )

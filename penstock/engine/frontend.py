@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -18,10 +17,11 @@ from penstock.config.errors import (
     TemplateError,
     param_names,
 )
+from penstock.config.logprobs import within
 from penstock.config.token_mask import token_mask
 from penstock.core.constraint import Grammar, GrammarKind, Thinking, ToolMode
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest, Truncation
-from penstock.core.sampling import SamplingParams
+from penstock.core.sampling import SamplingParams, stream_key
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
 from penstock.engine.loops import Loop
@@ -44,12 +44,6 @@ _Made = TypeVar("_Made")
 async def _beside(work: Callable[..., _Made], *args: Any, inline: bool) -> _Made:
     """What `work` makes of these; beside the event loop unless it is little."""
     return work(*args) if inline else await asyncio.to_thread(work, *args)
-
-
-def stream_key(*parts: object) -> int:
-    """A 64-bit key of random streams: a hash of the parts, so that neighbouring seeds give unrelated streams."""
-    text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
 class Frontend:
@@ -333,13 +327,13 @@ class Frontend:
             told = f"at most {self.text.vocab_size}, as many as there are tokens"
             raise ParameterError("allowed_token_ids", f"{len(allowed)} token ids", told)
         self._check_ids("allowed_token_ids", allowed)
-        self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        for name in ("stop_token_ids", "logprob_token_ids", "dry_breaker_ids", "xtc_protected_ids"):
+            self._check_ids(name, getattr(sampling, name))
         stop_patterns(sampling.stop_regex)  # raises what is wrong with one
-        self._check_ids("dry_breaker_ids", sampling.dry_breaker_ids)
-        self._check_ids("xtc_protected_ids", sampling.xtc_protected_ids)
         if request.tools and not request.parse:  # models mark their calls with special tokens
             sampling = replace(sampling, skip_special_tokens=False)
-        sampling = self._with_texts_in_tokens(sampling)
+        most, size = self.info.max_logprobs, self.text.vocab_size
+        sampling = self._with_texts_in_tokens(within(sampling, most, size, sampling.n, prompt, wanted))
         if not sampling.bad_words:
             return replace(sampling, max_tokens=wanted)
         words = dict.fromkeys((*sampling.bad_words_ids, *self._word_ids(sampling.bad_words)))

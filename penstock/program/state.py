@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 from penstock.completions import CompletionOutput, collect
 from penstock.config.errors import ConfigError, EngineDeadError, ParameterError
+from penstock.config.logprobs import check_mode
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.program.pieces import Gen, Piece, Role, Select, parts_of
@@ -247,6 +248,7 @@ class State:
             await self._append(frontend, output.text)
 
     async def _select(self, frontend: Frontend, part: Select) -> None:
+        check_mode(frontend.info.logprobs_mode, "select")
         said, one = self._said, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         if not said.ids:
             raise ConfigError(f"select({part.name!r}) is the first piece; add a text or a role before it.")

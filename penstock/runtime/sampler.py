@@ -7,8 +7,10 @@ and adaptive-p learned is kept with the sequence; an engine that goes on with th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +21,7 @@ from penstock.config.samplers import LEARNING, LOOK_BACK
 from penstock.config.token_mask import token_mask
 from penstock.core.protocol import NewSequence, TokenLogprobs
 from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, RowSettings, SamplingKernel, first_places
+from penstock.runtime.scoring import Floats, Place, ScoredRow, as_logits, told
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,6 +89,7 @@ class _Row:
     kernel_row: Any
     logprobs: int | None
     learns: bool = False
+    apart: ScoredRow | None = None
 
 
 @dataclass(slots=True)
@@ -98,25 +102,16 @@ class SamplingHandle:
     """
 
     last: Tensor | None
-    _rows: list[_Row]
     _starts: Sequence[int]
     _take: Callable[[], tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]
-    _scored: list[int]
-    _table: Callable[[], LogprobTable]
+    _scores: Callable[[Sequence[int]], Mapping[int, TokenLogprobs]]
     _states: Mapping[int, tuple[float, ...]]
 
     def wait(self) -> list[RowSample]:
         """Waits for the samples, one a draw."""
         tokens, codes = self._take()
         sampled, errors = tokens.tolist(), codes.tolist()
-        scores: dict[int, TokenLogprobs] = {}
-        if self._scored:
-            table = self._table()
-            scores = {
-                i: _entry(table, at, sampled[i], self._rows[i].logprobs or 0)
-                for at, i in enumerate(self._scored)
-                if sampled[i] >= 0
-            }
+        scores = self._scores(sampled)
         if len(self._starts) > len(sampled):  # one place a draw
             return _single(sampled, errors, scores, self._states)
         samples: list[RowSample] = []
@@ -191,10 +186,12 @@ class Sampler:
         vocab_size: columns of the logits.
         max_rows: rows are numbered below this.
         kernel: how to sample.
+        mode: what is told as log-probabilities, one of `config.logprobs.LOGPROBS_MODES`.
     """
 
-    def __init__(self, vocab_size: int, max_rows: int, kernel: SamplingKernel) -> None:
+    def __init__(self, vocab_size: int, max_rows: int, kernel: SamplingKernel, mode: str = "raw_logprobs") -> None:
         self.vocab_size = vocab_size
+        self._mode = mode
         self._kernel: Any = kernel  # one on a device has more methods
         self._rows: list[_Row | None] = [None] * max_rows
 
@@ -207,7 +204,8 @@ class Sampler:
         """Takes a sequence into the batch; one that was preempted brings the tokens it had generated."""
         settings = row_settings(new, self.vocab_size)
         learns = bool(settings.chain) and settings.chain[-1].name in LEARNING
-        self._rows[new.slot] = _Row(self._kernel.row(settings), new.sampling.logprobs, learns)
+        apart = ScoredRow.of(new, settings, self._mode)
+        self._rows[new.slot] = _Row(self._kernel.row(settings), new.sampling.logprobs, learns, apart)
 
     def release_row(self, row: int) -> None:
         """Forgets a row; releasing a free row does nothing."""
@@ -215,9 +213,11 @@ class Sampler:
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Takes tokens of a row that are known without having been sampled here (forced by a grammar)."""
-        kernel_row = self._row(row).kernel_row
+        found = self._row(row)
         for token in tokens:
-            kernel_row.extend(token)
+            found.kernel_row.extend(token)
+            if found.apart is not None:
+                found.apart.extend(token)
 
     def begin(
         self,
@@ -251,6 +251,7 @@ class Sampler:
         if drafted:
             rows = [row for row, tokens in zip(rows, drafts, strict=True) for _ in range(len(tokens) + 1)]
         scored = [i for i, row in enumerate(rows) if row.logprobs is not None]
+        places = _places(positions, drafts, masks)
         if kernel.on_device:
             drawn = (
                 kernel.draw_drafted(values, kernel_rows, drafts, positions, masks)
@@ -259,9 +260,8 @@ class Sampler:
             )
             for slot, index in followers:
                 drawn.follow(self._row(slot).kernel_row, range(starts[index], starts[index + 1]))
-            chosen = drawn.tokens.clamp(min=0)
-            table = self._score(values, chosen, scored, rows) if scored else _no_table
-            return SamplingHandle(drawn.last, rows, starts, drawn.take, scored, table, _states(rows))
+            scores = self._score(values, drawn.tokens.clamp(min=0), scored, rows, places) if scored else _no_scores
+            return SamplingHandle(drawn.last, starts, drawn.take, scores, _states(rows))
         found = (
             kernel.verify(values, kernel_rows, drafts, positions, masks)
             if drafted
@@ -270,8 +270,11 @@ class Sampler:
         for slot, index in followers:
             self.extend(slot, [token for token in found[0][starts[index] : starts[index + 1]].tolist() if token >= 0])
         scored = [i for i in scored if found[0][i] >= 0]
-        table = self._score(values, found[0], scored, rows) if scored else _no_table
-        return SamplingHandle(None, rows, starts, lambda: found, scored, table, _states(rows))
+        scores = _no_scores
+        if scored:
+            told_now = self._score(values, found[0], scored, rows, places)(found[0].tolist())
+            scores = lambda sampled: told_now  # noqa: E731
+        return SamplingHandle(None, starts, lambda: found, scores, _states(rows))
 
     def draw(
         self,
@@ -291,10 +294,10 @@ class Sampler:
         rows = [self._row(slot) for slot in slots]
         tokens, errors = self._kernel.drawn(logits, [row.kernel_row for row in rows], positions, masks)
         scored = [i for i, row in enumerate(rows) if row.logprobs is not None and tokens[i] >= 0]
-        scores: dict[int, TokenLogprobs] = {}
+        scores: Mapping[int, TokenLogprobs] = {}
         if scored:
-            table = self._score(logits, np.array(tokens, np.int64), scored, rows)()
-            scores = {i: _entry(table, at, tokens[i], rows[i].logprobs or 0) for at, i in enumerate(scored)}
+            places = _places(positions, (), masks)
+            scores = self._score(logits, np.array(tokens, np.int64), scored, rows, places)(tokens)
         return _single(tokens, errors, scores, _states(rows))
 
     def sample(
@@ -303,13 +306,47 @@ class Sampler:
         """As `begin`, and waits."""
         return self.begin(logits, draws, masks).wait()
 
-    def _score(self, values: Any, chosen: Any, scored: list[int], rows: list[_Row]) -> Callable[[], LogprobTable]:
-        """Begins to compute the log-probabilities that rows `scored` ask for."""
+    def _score(
+        self, values: Any, chosen: Any, scored: list[int], rows: Sequence[_Row], places: Callable[[int], Place]
+    ) -> Callable[[Sequence[int]], dict[int, TokenLogprobs]]:
+        """Begins to compute the log-probabilities that rows `scored` ask for; they are told for the tokens drawn."""
+        usual = [i for i in scored if rows[i].apart is None]
+        apart = [(i, row) for i in scored if (row := rows[i].apart) is not None]
+        table = self._usual_table(values, chosen, usual, rows) if usual else _no_table
+        logits = self._copied(values, [i for i, _ in apart]) if apart else None
+
+        def take(sampled: Sequence[int]) -> dict[int, TokenLogprobs]:
+            found = table() if usual else None
+            scores = {
+                i: _entry(found, at, sampled[i], rows[i].logprobs or 0)
+                for at, i in enumerate(usual)
+                if found is not None and sampled[i] >= 0
+            }
+            copied = logits() if logits is not None else ()
+            for at, (i, row) in enumerate(apart):
+                if sampled[i] >= 0:
+                    scores[i] = row.entry(copied[at], sampled[i], places(i))
+            return scores
+
+        return take
+
+    def _usual_table(
+        self, values: Any, chosen: Any, scored: list[int], rows: Sequence[_Row]
+    ) -> Callable[[], LogprobTable]:
         top = min(max(rows[i].logprobs or 0 for i in scored), self.vocab_size)
         if len(scored) < len(values):
             places = _there(np.array(scored), chosen) if self._kernel.on_device else scored
             values, chosen = values[places], chosen[places]
         return self._begin_table(values, chosen, top)
+
+    def _copied(self, values: Any, places: Sequence[int]) -> Callable[[], Floats]:
+        """Rows of logits on the host: [L, V] float32, once they are there."""
+        if not self._kernel.on_device:
+            return lambda: values[places]
+        from penstock.kernels.copies import AsyncCopy
+
+        copy = AsyncCopy(values[_there(np.array(places), values)].float())
+        return lambda: copy.wait()[0].numpy()
 
     def _begin_table(self, values: Any, targets: Any, top: int) -> Callable[[], LogprobTable]:
         if self._kernel.on_device:
@@ -355,7 +392,10 @@ class Sampler:
         inside = (targets >= 0) & (targets < self.vocab_size)
         asked = np.where(inside, targets, 0)
         chosen = _there(asked, logits) if self._kernel.on_device else asked
-        table = self._begin_table(self._as_taken(logits), chosen, min(top, self.vocab_size))
+        values = self._as_taken(logits)
+        table = self._begin_table(values, chosen, min(top, self.vocab_size))
+        if self._mode.endswith("logits"):
+            table = partial(as_logits, table, self._copied(values, range(len(targets))), asked)
         return PromptScores(targets, inside, top, self.vocab_size, table)
 
     def prompt_logprobs(self, logits: Any, target_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
@@ -402,10 +442,32 @@ def _single(
     ]
 
 
+def _places(
+    positions: Sequence[int] | npt.NDArray[np.int64],
+    drafts: Sequence[tuple[int, ...]],
+    masks: npt.NDArray[np.uint32] | None,
+) -> Callable[[int], Place]:
+    """Where the tokens of all places are drawn, by number."""
+
+    def place(number: int) -> Place:
+        mask = None if masks is None else masks[number]
+        if not any(drafts):
+            return Place(int(positions[number]), mask)
+        starts = first_places(drafts)
+        row = bisect_right(starts, number) - 1
+        return Place(int(positions[row]) + number - starts[row], mask)
+
+    return place
+
+
 def _no_table() -> LogprobTable:
     raise ValueError("no row of this draw asked for log-probabilities")
 
 
+def _no_scores(sampled: Sequence[int]) -> Mapping[int, TokenLogprobs]:
+    return {}
+
+
 def _entry(table: LogprobTable, at: int, token: int, top: int) -> TokenLogprobs:
-    ids, scores = table.top_ids[at, :top].tolist(), table.top_logprobs[at, :top].tolist()
-    return TokenLogprobs(token, float(table.logprobs[at]), int(table.ranks[at]), tuple(zip(ids, scores, strict=True)))
+    value, rank = float(table.logprobs[at]), int(table.ranks[at])
+    return told(token, value, rank, table.top_ids[at, :top], table.top_logprobs[at, :top])

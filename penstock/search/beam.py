@@ -14,6 +14,7 @@ from typing import Final
 
 from penstock.config import limits
 from penstock.config.errors import ContextLengthError, EngineDeadError, ParameterError, PenstockError
+from penstock.config.logprobs import check_mode, is_many
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason, GenerationRequest
 from penstock.core.sampling import SamplingParams
@@ -24,7 +25,7 @@ from penstock.engine.generation import TextGeneration
 # What changes the distribution tokens are chosen by, of which an engine reports the model's own.
 _SAMPLED: Final = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    "bad_words_ids", "min_tokens", "prompt_logprobs", "banned_strings",
+    "bad_words_ids", "min_tokens", "prompt_logprobs", "banned_strings", "logprob_token_ids",
 )  # fmt: skip
 _NEVER: Final = float("-inf")
 Candidates = Sequence[tuple[int, float]]
@@ -167,6 +168,11 @@ async def beam_search(frontend: Frontend, request: GenerationRequest, params: Be
         value = getattr(request.sampling, name)
         if value != getattr(SamplingParams(), name):
             raise ParameterError(name, value, "nothing together with beam search")
+    if is_many(request.sampling.logprobs):
+        raise ParameterError(
+            "logprobs", request.sampling.logprobs, f"at most {limits.MAX_TOP_LOGPROBS} with beam search"
+        )
+    check_mode(frontend.info.logprobs_mode, "beam search")
     if request.grammar is not None:
         raise ParameterError("grammar", request.grammar.kind.value, "nothing together with beam search")
     prompt_ids = await frontend.tokenize(request)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from penstock.config.errors import ParameterError
+from penstock.config.logprobs import check_mode
 from penstock.core.request import GenerationRequest
 from penstock.engine.api import Delta
 from penstock.engine.frontend import Frontend
@@ -84,5 +85,6 @@ async def best_of(frontend: Frontend, request: GenerationRequest, sequences: int
     sampling = request.sampling
     if sequences < sampling.n:
         raise ParameterError("best_of", sequences, f"at least n ({sampling.n})")
+    check_mode(frontend.info.logprobs_mode, "best_of")
     more = replace(sampling, n=sequences, logprobs=sampling.logprobs or 0)
     return BestOf(await frontend.generate(replace(request, sampling=more)), request)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -32,7 +33,7 @@ from penstock.server.connected import cancel_all, disconnected, while_connected
 from penstock.server.connection import ABORT
 from penstock.server.context import ModelContext
 from penstock.server.deadline import gone
-from penstock.server.encoding import encode_json, json_answer
+from penstock.server.encoding import encode_json, joined_json, json_answer
 from penstock.server.errors import ClientGone, HttpError, code_of, describe, not_ready
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import ModelMetrics
@@ -115,6 +116,8 @@ class ActiveCall:
             account.model, account.sampling = context.model, requests[0].sampling
         requests = [replace(request, owner=owner) for request in requests]
         check_shared(requests)
+        told = context.lifecycle.told
+        taken = told.take(requests, context.frontend.text.vocab_size)
         tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
         with context.frontend.client.arriving(owner):
             try:
@@ -124,6 +127,7 @@ class ActiveCall:
                         await asyncio.sleep(0)
                 generations = await asyncio.gather(*tasks)
             except BaseException as error:
+                told.give_back(taken)
                 if isinstance(error, asyncio.CancelledError):
                     for _ in range(sum(request.sampling.n for request in requests)):
                         context.metrics.finished(FinishReason.CANCELLED.value)
@@ -133,7 +137,7 @@ class ActiveCall:
                     if not isinstance(result, BaseException):
                         await result.aclose()
                 raise
-        call = cls(requests, generations, context.metrics, started, account)
+        call = cls(requests, generations, context.metrics, started, account, [partial(told.give_back, taken)])
         if account is not None:
             account.prompt_tokens = call.prompt_tokens
         return call
@@ -454,6 +458,11 @@ def event(body: object, name: str = "") -> bytes:
     """One server-sent event, under a name where its dialect gives events names."""
     head = b"event: %s\n" % name.encode() if name else b""
     return head + b"data: " + encode_json(body) + b"\n\n"
+
+
+def large_event(body: object) -> bytes:
+    """As `event`, for a thread beside the event loop."""
+    return b"data: " + joined_json(body) + b"\n\n"
 
 
 def typed_event(body: Mapping[str, Any]) -> bytes:

@@ -61,6 +61,7 @@ from penstock.server.dialects.stored_chats import ChatUpdateBody, StoredChats, s
 from penstock.server.dialects.tgi.routes import tgi_router
 from penstock.server.dialects.tgi.schema import TGI_BODIES
 from penstock.server.dialects.tokenize import DetokenizeBody, LlamaTokenizeBody, TokenizeBody, tokenize_router
+from penstock.server.dialects.vllm.generative_scoring import ScoringBody, scoring_router
 from penstock.server.dialects.vllm.routes import vllm_router
 from penstock.server.dialects.vllm.schema import VLLM_BODIES
 from penstock.server.dialects.webui import WEBUI_BODIES, webui_router
@@ -214,6 +215,7 @@ def _bodies() -> tuple[type[BaseModel], ...]:
         *KOBOLD_BODIES,
         *WEBUI_BODIES,
         *VLLM_BODIES,
+        ScoringBody,
     )
 
 
@@ -276,7 +278,7 @@ def _routers(
         "OpenAI: responses": (responses_router(responses), conversations_router(responses.conversations)),
         "Anthropic": (anthropic_router(context),),
         "Ollama": (ollama_router(context, admins, page=options.page),),
-        "vLLM": (vllm_router(context),),
+        "vLLM": (vllm_router(context), scoring_router(context)),
         "llama-server": (llama_server_router(context), chat_control_router(running), llama_embeddings_router(context)),
         "TGI": (tgi_router(context),),
         "SGLang": (sglang_router(context),),

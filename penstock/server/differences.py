@@ -50,7 +50,6 @@ _VLLM: Mapping[str, Difference] = MappingProxyType(
         "ec_transfer_params": Difference(_NO_TRANSFER, ({},)),
         "vllm_xargs": Difference(_NO_EXTENSIONS, ({},)),
         "logits_processors": Difference(_NO_EXTENSIONS, ([],)),
-        "logprob_token_ids": Difference(_NO_BEAMS_OF_TOKENS, ([],)),
         "prompt_logprob_token_ids": Difference(_NO_BEAMS_OF_TOKENS, ([],)),
         "return_weight_versions": Difference("Weights do not change while they are served.", (False,)),
         "routed_experts_prompt_start": Difference("Which experts computed a token is not told; leave it out."),

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from penstock.server.patience import patience
+from penstock.server.told import ToldLogprobs
 
 
 @dataclass(slots=True)
@@ -18,11 +19,13 @@ class Lifecycle:
         draining: new work is refused, running work goes on.
         aborted: set when running work must end at once.
         in_flight: requests with a body now being answered.
+        told: log-probabilities that they tell.
     """
 
     draining: bool = False
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: int = 0
+    told: ToldLogprobs = field(default_factory=ToldLogprobs)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @contextmanager

@@ -42,7 +42,6 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
             _NO_WEIGHTS,
         ),
         "/scale_elastic_ep": "One engine process computes a model here; start more servers behind a proxy.",
-        "/generative_scoring": "Next tokens' log-probabilities are told by /v1/completions: logprobs, max_tokens: 1.",
         "/v1/decisions": 'Questions with choices are answered by structured_outputs: {"choice": […]}.',
         **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_ADAPTERS),
         # vLLM and SGLang

@@ -17,6 +17,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 TopP = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
 Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
+AnyAlternatives = Annotated[int, Field(ge=-1, le=limits.MAX_VOCABULARY)]
 Label = Annotated[str, Field(max_length=limits.MAX_USER_CHARS)]
 Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
 _LEAST_TOP_P = 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM
+from penstock.completions import collect
 from penstock.config.errors import CheckpointError, ConfigError, MemoryPlanError
 from penstock.config.options import EngineOptions
 from penstock.core.constraint import Grammar, GrammarKind
@@ -53,6 +55,31 @@ async def answered(answer: TextGeneration) -> list[tuple[str, tuple[int, ...], o
         )
         for _, deltas in sorted(said.items())
     ]
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+async def test_the_whole_vocabulary_comes_from_the_process(mode: str) -> None:
+    """Told with each token of the answer and of the prompt: probabilities that are one together."""
+    client = ProcessClient(EngineOptions(threads=1, max_model_len=256, max_logprobs=-1, logprobs_mode=mode))
+    await client.start()
+    try:
+        frontend = Frontend(client, TextPipeline.load(MODEL), served_name=MODEL)
+        params = SamplingParams(max_tokens=2, logprobs=-1, prompt_logprobs=-1, top_k=3, ignore_eos=True)
+        told = await collect(await frontend.generate(GenerationRequest("one", params, prompt="Hello you")), 1)
+        named = replace(params, prompt_logprobs=None, logprob_token_ids=(7, 5))
+        other = await collect(await frontend.generate(GenerationRequest("one", named, prompt="Hello you")), 1)
+    finally:
+        await client.close()
+    entries, prompt = told.outputs[0].logprobs, told.prompt_logprobs
+    assert len(entries) == 2 and len(prompt) == len(told.prompt_ids) - 1 > 0
+    for entry in (*entries, *prompt):
+        assert len(entry.top) == client.info.vocab_size and not entry.packed
+        assert math.fsum(math.exp(value) for _, value in entry.top) == pytest.approx(1, abs=1e-6)
+        assert dict(entry.top)[entry.token] == pytest.approx(entry.logprob, abs=1e-9)
+    left = [sum(value > -math.inf for _, value in entry.top) for entry in entries]
+    assert left == ([3, 3] if mode == "processed_logprobs" else [client.info.vocab_size] * 2)
+    for entry, known in zip(other.outputs[0].logprobs, entries, strict=True):
+        assert entry.top == tuple((token, dict(known.top)[token]) for token in (7, 5))
 
 
 async def test_sixteen_streams_do_not_notice_that_their_engine_was_killed(frontend: Frontend) -> None:

@@ -22,9 +22,9 @@ from penstock.config.errors import (
 )
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason, GenerationRequest
-from penstock.core.sampling import SamplingParams
+from penstock.core.sampling import SamplingParams, stream_key
 from penstock.engine.api import Delta, EngineInfo, EngineState
-from penstock.engine.frontend import Frontend, stream_key
+from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
 from penstock.text.tokenizer import Tokenizer

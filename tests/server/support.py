@@ -106,11 +106,15 @@ class ScriptedRunner(Wrapped):
         self.drawn[row.slot] += 1
         token = self.script[drawn % (len(self.script) - self.endless)]
         logprobs = () if sampling.logprobs is None else (_logprobs(token, sampling.logprobs, self.likelier),)
+        if named := sampling.logprob_token_ids:
+            told = tuple((one, -1.0 - place) for place, one in enumerate(named))
+            logprobs = () if not logprobs else (replace(logprobs[0], top=told),)
         return SlotResult(row.slot, (token,), logprobs, scored)
 
 
 def _logprobs(token: int, alternatives: int, likelier: int = 0) -> TokenLogprobs:
-    top = tuple((token - likelier + step, -0.5 - step) for step in range(alternatives))
+    ids = max(alternatives, token + 21)  # where all of the vocabulary is asked for, those behind the last are the first
+    top = tuple(((token - likelier + step) % ids, -0.5 - step) for step in range(alternatives))
     return TokenLogprobs(token, -0.5, 1, top)
 
 

@@ -51,6 +51,7 @@ BODIES: dict[str, dict[str, Any]] = {  # of every route that reaches the engine
     "/embedding": {"content": "Hello"},
     "/v1/internal/logits": {"prompt": "Hello"},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
+    "/generative_scoring": {"query": "Hello", "items": ["you"], "label_token_ids": [5]},
     "/classify": TEXTS,
     "/v1/classify": TEXTS,
     "/pooling": {**TEXTS, "task": "embed"},

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from penstock.config import limits
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.not_here import NOT_HERE
 from tests.server.support import ANSWER, Running
@@ -105,3 +108,118 @@ def test_switches_are_true_or_false(server: Running, name: str, value: Any) -> N
     answer = httpx.post(f"{server.url}/inference/v1/generate", json=body)
     assert answer.status_code == 400
     assert "true or false" in answer.json()["error"]["message"]
+
+
+def chat(server: Running, **body: Any) -> httpx.Response:
+    asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "logprobs": True, **body}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=asked)
+
+
+@pytest.fixture
+def telling_all(server: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """The server as if it had been started with --max-logprobs -1."""
+    monkeypatch.setattr(server.client, "_info", replace(server.client.info, max_logprobs=-1), raising=True)
+    return server
+
+
+def test_more_alternatives_than_the_server_tells_are_refused(server: Running) -> None:
+    for asked in ({"top_logprobs": 21}, {"top_logprobs": -1}):
+        error = chat(server, **asked).json()["error"]
+        assert error["param"] == "top_logprobs" and "at most 20 here" in error["message"], error
+        assert "--max-logprobs" in error["message"]
+    error = chat(server, logprob_token_ids=list(range(21))).json()["error"]
+    assert error["param"] == "logprob_token_ids" and "at most 20 here" in error["message"]
+    error = chat(server, logprobs=None, logprob_token_ids=[5]).json()["error"]
+    assert "only together with logprobs" in error["message"]
+    error = chat(server, logprob_token_ids=[10**6]).json()["error"]
+    assert error["param"] == "logprob_token_ids" and "token ids from 0" in error["message"]
+
+
+def test_the_whole_vocabulary(telling_all: Running, text: TextPipeline) -> None:
+    """It is counted for the engine, told in full, and as the events of a stream."""
+    for sampling in ({"sampling_params": {"logprobs": -1, "max_tokens": 2}}, None):
+        if sampling is not None:
+            told = generate(telling_all, **sampling).json()["choices"][0]["logprobs"]["content"]
+        else:
+            told = chat(telling_all, top_logprobs=-1).json()["choices"][0]["logprobs"]["content"]
+        assert telling_all.runner.seen[-1].sampling.logprobs == text.vocab_size
+        assert [len(entry["top_logprobs"]) for entry in told] == [text.vocab_size] * 2
+    raw = chat(telling_all, top_logprobs=-1, stream=True).text.splitlines()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in raw if line.startswith("data: {")]
+    told = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {}).get("content", ())]
+    assert [len(entry["top_logprobs"]) for entry in told] == [text.vocab_size] * 2
+    telling_all.until_idle()
+    assert telling_all.lifecycle.told.in_flight == 0
+
+
+def test_what_is_told_is_bounded(telling_all: Running, text: TextPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TOLD_LOGPROBS", 3 * (text.vocab_size + 1))
+    monkeypatch.setattr(limits, "MAX_TOLD_LOGPROBS_IN_FLIGHT", 4 * (text.vocab_size + 1))
+    assert chat(telling_all, top_logprobs=-1, max_tokens=3).status_code == 200
+    answer = chat(telling_all, top_logprobs=-1, max_tokens=4)
+    assert answer.status_code == 400 and "lower max_tokens" in answer.json()["error"]["message"]
+    assert chat(telling_all, top_logprobs=-1, max_tokens=None).status_code == 400
+    prompts = {"prompt": [[5, 6]] * 5, "logprobs": -1, "max_tokens": 1}
+    answer = httpx.post(f"{telling_all.url}/v1/completions", json=prompts)
+    assert answer.status_code == 400 and "send fewer prompts at once" in answer.json()["error"]["message"]
+    told = telling_all.lifecycle.told
+    assert told.in_flight == 0
+    told.in_flight = 2 * text.vocab_size
+    try:
+        answer = chat(telling_all, top_logprobs=-1, max_tokens=3)
+    finally:
+        told.in_flight = 0
+    assert answer.status_code == 429 and "retry-after" in answer.headers
+
+
+def scored(server: Running, **body: Any) -> httpx.Response:
+    asked = {"query": "Is it good? ", "items": ["Yes", "No"], "label_token_ids": [9, 5, 9], **body}
+    return httpx.post(f"{server.url}/generative_scoring", json=asked)
+
+
+def test_named_tokens_are_told(server: Running) -> None:
+    told = chat(server, logprob_token_ids=[9, 5], return_tokens_as_token_ids=True).json()["choices"][0]["logprobs"]
+    for entry in told["content"]:
+        assert [one["token"] for one in entry["top_logprobs"]] == ["token_id:9", "token_id:5"]
+    body = {"prompt": "Hello", "max_tokens": 1, "logprobs": 0, "logprob_token_ids": [9, 5]}
+    told = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert len(told["top_logprobs"][0]) == 3  # the token that was taken is told too
+
+
+def test_the_first_label_is_scored(server: Running, text: TextPipeline) -> None:
+    """Labels are told with log-probabilities -1 and -2 here."""
+    told = scored(server, request_id="mine").json()
+    assert (told["id"], told["object"]) == ("generative-scoring-mine", "list")
+    among_both = 1 / (1 + math.exp(-1))
+    assert [(entry["index"], entry["object"]) for entry in told["data"]] == [(0, "score"), (1, "score")]
+    assert [entry["score"] for entry in told["data"]] == pytest.approx([among_both] * 2)
+    told = scored(server, apply_softmax=False).json()
+    assert [entry["score"] for entry in told["data"]] == pytest.approx([math.exp(-1)] * 2)
+    query, items = text.tokenizer.encode("Is it good? "), [text.tokenizer.encode(word) for word in ("Yes", "No")]
+    seen = server.runner.seen
+    assert [list(new.prompt_ids) for new in seen[-2:]] == [[*query, *item] for item in items]
+    assert told["usage"]["prompt_tokens"] == 2 * len(query) + sum(map(len, items))
+    assert scored(server, query=[5, 6], items=[[7], [8]], item_first=True).status_code == 200
+    assert [list(new.prompt_ids) for new in seen[-2:]] == [[7, 5, 6], [8, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"items": []}, "items"),
+        ({"items": ["a", [5]]}, "items"),
+        ({"items": [""]}, "items"),
+        ({"query": ""}, "query"),
+        ({"query": [10**6]}, "query"),
+        ({"items": [[10**6]]}, "items"),
+        ({"label_token_ids": []}, "label_token_ids"),
+        ({"label_token_ids": [10**6]}, "label_token_ids"),
+        ({"label_token_ids": list(range(21))}, "label_token_ids"),
+        ({"items": ["a"] * 2000}, "items"),
+        ({"apply_softmax": 1}, "apply_softmax"),
+    ],
+)
+def test_scores_that_are_refused(server: Running, body: dict[str, Any], param: str) -> None:
+    answer = scored(server, **body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].startswith(param), answer.text

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.logprobs import is_many
 from penstock.core.constraint import ToolMode
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
-from penstock.server.active_call import ActiveCall, event
+from penstock.server.active_call import ActiveCall, event, large_event
 from penstock.server.custom_tools import CustomCalls
 from penstock.server.dialects.openai.translate import OpenAICall
 from penstock.server.fingerprint import fingerprint
-from penstock.server.logprobs import logprob_object, said
+from penstock.server.logprobs import alternatives, logprob_object, ranked_by_id, said
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -55,6 +56,7 @@ class OpenAIReply:
         self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
         self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in call.requests]
         self._completion_tokens = self._reasoning_tokens = 0
+        self._tells_many = is_many(call.logprobs) or is_many(call.prompt_logprobs)
         kind = "chat.completion" if call.chat else "text_completion"
         self._head: dict[str, Any] = {
             "id": call.id,
@@ -69,7 +71,8 @@ class OpenAIReply:
         async for index, delta in self._active.deltas():
             self._take(index, delta)
         scored = sum(map(len, self._prompt_logprobs)) + sum(len(choice.logprobs) for choice in self._choices)
-        body = self._body() if scored <= _FEW else await asyncio.to_thread(self._body)
+        many = scored > _FEW or self._tells_many
+        body = await asyncio.to_thread(self._body) if many else self._body()
         if self._keep is not None:
             await self._keep(body)
         return body
@@ -84,8 +87,9 @@ class OpenAIReply:
                 yield self._opening(number)
             self._take(index, delta)
             scored = len(self._prompt_logprobs[index]) if first else 0
+            many = scored > _FEW or self._tells_many
             told = partial(self._told_chunk, index, number, delta, first)
-            if chunk := told() if scored <= _FEW else await asyncio.to_thread(told):
+            if chunk := await asyncio.to_thread(told) if many else told():
                 yield chunk
         if self._keep is not None:
             await self._keep(await asyncio.to_thread(self._body))
@@ -208,7 +212,7 @@ class OpenAIReply:
         body: dict[str, Any] = {**self._head, "choices": choices, **more}
         if self._call.include_usage:
             body["usage"] = self.usage() if with_usage else None
-        return event(body)
+        return large_event(body) if self._tells_many else event(body)
 
     def _chunk_choice(
         self, index: int, number: int, choice: _Choice, delta: Delta, first: bool
@@ -294,19 +298,11 @@ class OpenAIReply:
     def _top(self, entry: TokenLogprobs, most: int) -> dict[str, float]:
         """By text, the token that was taken first, as vLLM has it; then the likeliest."""
         top: dict[str, float] = {}
-        for token, logprob in ((entry.token, entry.logprob), *entry.top[:most]):
+        for token, logprob in ((entry.token, entry.logprob), *alternatives(entry, most)):
             top.setdefault(self._piece(token), said(logprob))
         return top
 
     def _vllm_prompt_logprobs(self, index: int) -> list[dict[str, Any] | None]:
         """One entry a prompt token, None for the first: token id → logprob, rank and text."""
-        result: list[dict[str, Any] | None] = [None]
         most = self._call.prompt_logprobs or 0
-        for entry in self._prompt_logprobs[index]:
-            ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:most], 1)]
-            told: dict[str, Any] = {}
-            for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *ranked):
-                text = self._frontend.piece(token)
-                told[str(token)] = {"logprob": said(logprob), "rank": rank, "decoded_token": text}
-            result.append(told)
-        return result
+        return [None, *(ranked_by_id(self._frontend, entry, most) for entry in self._prompt_logprobs[index])]

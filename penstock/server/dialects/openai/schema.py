@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock.config import limits
 from penstock.server.ending import EndingBody
 from penstock.server.sampler_fields import SamplerBody
-from penstock.server.sampling import Alternatives, HintedBody, MaxTokens
+from penstock.server.sampling import AnyAlternatives, HintedBody, MaxTokens
 from penstock.server.shapes import (
     Body,
     Choice,
@@ -21,6 +21,7 @@ from penstock.server.shapes import (
     Prompt,
     Strings,
     StructuredOutputs,
+    TokenIds,
     Tools,
 )
 from penstock.server.truncation import CutBody
@@ -46,7 +47,8 @@ class Sampling(SamplerBody, HintedBody, CutBody, EndingBody, WebuiBody):
     """Fields that chat and text completions share."""
 
     stream_options: StreamOptions | None = None
-    prompt_logprobs: Alternatives | None = None
+    prompt_logprobs: AnyAlternatives | None = None
+    logprob_token_ids: Annotated[TokenIds, Field(max_length=limits.MAX_LOGPROB_TOKEN_IDS)] | None = None
     request_id: Name | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -79,7 +81,7 @@ class ChatBody(Sampling, WebuiChatBody):
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
-    top_logprobs: Alternatives | None = None
+    top_logprobs: AnyAlternatives | None = None
     tools: Tools | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
@@ -108,5 +110,5 @@ class CompletionBody(Sampling):
     prompt: Prompt
     suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
-    logprobs: Alternatives | None = None
+    logprobs: AnyAlternatives | None = None
     echo: bool | None = None

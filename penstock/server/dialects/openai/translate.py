@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
+from penstock.config.logprobs import larger
 from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
@@ -42,7 +43,7 @@ class OpenAICall:
         id: the answer's id.
         chat: chat completion, else text completion.
         n: choices a prompt; choice index = number of the prompt · n + sequence.
-        logprobs: alternatives to report with each token, None for none.
+        logprobs: alternatives to report with each token, -1 for all, None for none.
         prompt_logprobs: report those of the prompt (vLLM's field), alternatives with each.
         echo: the answer's text starts with the prompt.
         no_output: only the prompt is wanted (max_tokens 0).
@@ -96,6 +97,7 @@ def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
     if isinstance(body, ChatBody):
         legacy = function_fields(body.functions, "functions[{}].parameters")
         names |= definition_fields(body.tools) if body.tools else legacy
+        names["logprobs"] = "top_logprobs"
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     elif body.max_tokens is None:
@@ -155,7 +157,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
         "custom": custom_names(body.tools),
     }
     told |= {"said": _said(body), "return_prompt_text": bool(body.return_prompt_text)}
-    rest = {"chat": True, "logprobs": logprobs, "beams": beams(body, max_tokens), **told}
+    rest = {"chat": True, "logprobs": request.sampling.told_with_each, "beams": beams(body, max_tokens), **told}
     return _call(body, "chatcmpl-", (request,), form, best_of=best_of(body), **rest)
 
 
@@ -173,15 +175,16 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> OpenAI
     max_tokens = _COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     extra: dict[str, Any] = {"max_tokens": max(max_tokens, 1), "logprobs": body.logprobs}
     if echo and body.logprobs is not None:
-        extra["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+        extra["prompt_logprobs"] = larger(body.logprobs, body.prompt_logprobs or 0)
     sampling = _sampling(body, defaults, **extra)
     form = _asked(body)
     grammar = form.grammar if form else None
     cut = truncation(body, reserved=max(max_tokens, 1), keep_end=True)
     more: dict[str, Any] = {"grammar": grammar, "truncation": cut, "repetition": repetition(body)}
     requests = tuple(replace(text_request(None, body, prompt, sampling), **more) for prompt in prompts)
-    rest = {"echo": echo, "no_output": body.max_tokens == 0, "beams": beams(body, max(max_tokens, 1))}
-    return _call(body, "cmpl-", requests, form, chat=False, logprobs=body.logprobs, best_of=best_of(body), **rest)
+    told = {"chat": False, "echo": echo, "no_output": body.max_tokens == 0, "logprobs": sampling.told_with_each}
+    rest: dict[str, Any] = {**told, "beams": beams(body, max(max_tokens, 1))}
+    return _call(body, "cmpl-", requests, form, best_of=best_of(body), **rest)
 
 
 def _call(
@@ -217,7 +220,8 @@ def _said(body: ChatBody) -> str:
 
 
 def _sampling(body: Sampling, defaults: Mapping[str, Any], **extra: Any) -> SamplingParams:
-    asked_for = {"n": body.n or 1, "prompt_logprobs": body.prompt_logprobs, **extra}
+    named = tuple(body.logprob_token_ids or ())
+    asked_for = {"n": body.n or 1, "prompt_logprobs": body.prompt_logprobs, "logprob_token_ids": named, **extra}
     return sampling_params(body, {} if body.use_beam_search else defaults, **asked_for)
 
 

@@ -23,7 +23,6 @@ _HARMLESS: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
         **dict.fromkeys(("detokenize", "spaces_between_special_tokens", "output_kind", "flat_logprobs", "skip_clone")),
         **dict.fromkeys(("extra_args", "structured_outputs", "logits_processors", "repetition_detection"), ({}, [])),
         **dict.fromkeys(("skip_reading_prefix_cache", "watermarking"), (False,)),
-        "logprob_token_ids": ([],),
         _MASK: ("",),
         "thinking_token_budget": (),
     }

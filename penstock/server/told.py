@@ -1,0 +1,43 @@
+"""How many log-probabilities the answers in flight tell, where more than the usual number is told with a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.config import limits
+from penstock.config.errors import OverloadedError, ParameterError
+from penstock.core.request import GenerationRequest
+
+
+@dataclass(slots=True)
+class ToldLogprobs:
+    """The sum over the calls of one process, whose memory it bounds; `in_flight` is 0 where nobody asks for many."""
+
+    in_flight: int = 0
+
+    def take(self, requests: Sequence[GenerationRequest], vocab_size: int) -> int:
+        """Counts a call's; what it returns is given back when the call has ended.
+
+        Raises:
+            ParameterError: the call alone has too many.
+            OverloadedError: those in flight leave no room for it.
+        """
+        wanted, most = sum(_entries(request, vocab_size) for request in requests), limits.MAX_TOLD_LOGPROBS_IN_FLIGHT
+        if wanted > most:
+            told = f"fewer than {wanted} log-probabilities in one call, at most {most}; send fewer prompts at once"
+            raise ParameterError("logprobs", requests[0].sampling.logprobs, told)
+        if wanted and self.in_flight + wanted > most:
+            raise OverloadedError("Too many log-probabilities are being told already; retry shortly.")
+        self.in_flight += wanted
+        return wanted
+
+    def give_back(self, taken: int) -> None:
+        """Ends what `take` began."""
+        self.in_flight -= taken
+
+
+def _entries(request: GenerationRequest, vocab_size: int) -> int:
+    sampling = request.sampling
+    prompt = None if request.prompt_ids is None else len(request.prompt_ids)
+    return min(limits.MAX_TOLD_LOGPROBS, sampling.entries(vocab_size, sampling.n, prompt, sampling.max_tokens))
