@@ -195,6 +195,14 @@ SERVER_FLAGS = (
     flag("chat_template", str | None, None, _MODEL,
          "A chat template to use instead of the model's own: its text, or a file that holds it.",
          "--chat-template", "--chat-template-file", metavar="TEXT"),
+    flag("uds", str | None, None, _NETWORK,
+         "Listen on this Unix socket instead of an address; only this user may use it unless there are API keys.",
+         metavar="PATH"),
+    flag("root_path", str, "", _NETWORK, "The path under which a proxy shows this server.", metavar="PATH"),
+    flag("force_include_usage", bool, False, _NETWORK,
+         "Streams of chats and completions end with the usage, asked for or not.", "--enable-force-include-usage"),
+    flag("tokens_as_ids", bool, False, _NETWORK,
+         "Log-probabilities of chats and completions name tokens by their ids.", "--return-tokens-as-token-ids"),
     flag("drain_timeout", float, DRAIN_TIMEOUT_S, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (

@@ -190,6 +190,10 @@ class ServerOptions:
         slots, props: whether GET /slots tells what is computed, and POST /props is taken.
         default_sampling: values for sampling fields that calls leave out, before those of the model's files.
         chat_template: the source of a chat template to use instead of the model's own.
+        uds: path of a Unix socket to listen on instead of an address; None for an address.
+        root_path: the path under which a proxy shows this server, "" for none.
+        force_include_usage: streams of chats and completions end with the usage, asked for or not.
+        tokens_as_ids: their log-probabilities name tokens by their ids.
     """
 
     host: str = "127.0.0.1"
@@ -213,3 +217,7 @@ class ServerOptions:
     props: bool = False
     default_sampling: tuple[tuple[str, float], ...] = ()
     chat_template: str | None = None
+    uds: str | None = None
+    root_path: str = ""
+    force_include_usage: bool = False
+    tokens_as_ids: bool = False

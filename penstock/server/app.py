@@ -68,6 +68,7 @@ from penstock.server.dialects.webui import WEBUI_BODIES, webui_router
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError, error_response, not_ready
+from penstock.server.habits import Habits
 from penstock.server.hooks import HookMiddleware, load_hook
 from penstock.server.hosted_models import HostedModels
 from penstock.server.lifecycle import Lifecycle
@@ -76,6 +77,7 @@ from penstock.server.middleware import RequestMiddleware
 from penstock.server.not_here import not_here_router
 from penstock.server.one_model import OneModel
 from penstock.server.reports import RequestReports, newest
+from penstock.server.root_path import RootPath
 from penstock.server.siblings import Siblings
 from penstock.server.store import ResponseStore
 from penstock.server.traces import RequestTraces
@@ -110,7 +112,7 @@ def create_app(
     models = _models(served, options, lifecycle, metrics)
     context = _context(models, options, lifecycle, metrics, siblings)
     responses = Responses(context, ResponseStore(options.responses_store, shared=siblings is not None), reports)
-    admins, hosts = AdminKeys(options.admin_keys), HostRule(options.host)
+    admins, hosts = AdminKeys(options.admin_keys), HostRule("" if options.uds is not None else options.host)
     keys = ApiKeys((*options.api_keys, *options.admin_keys) if options.api_keys else ())
 
     app = FastAPI(
@@ -139,10 +141,9 @@ def create_app(
         check_room=check_room,
         processes=1 if siblings is None else siblings.count,
     )
-    if options.allowed_origins != (NO_ORIGIN,):
-        app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
+    _add_outermost(app, options)
     bodies = (*_bodies(), *((*MANAGEMENT_BODIES, *LIBRARY_BODIES) if models.host is not None else ()))
-    _describe(app, context, bodies, secured=bool(options.api_keys))
+    _describe(app, context, bodies, options)
     return app
 
 
@@ -151,12 +152,21 @@ def _context(
 ) -> ServerContext:
     trust = options.trust_request_chat_template
     told = {"shows_slots": options.slots, "changes_props": options.props}
-    return ServerContext(models, lifecycle, metrics, trust, siblings, **told)
+    habits = Habits(options.force_include_usage, options.tokens_as_ids)
+    return ServerContext(models, lifecycle, metrics, trust, siblings, **told, habits=habits)
 
 
 def _reports(options: ServerOptions) -> RequestReports:
     traces = None if options.otlp_traces_endpoint is None else RequestTraces(options.otlp_traces_endpoint)
     return RequestReports(log=options.log_requests, traces=traces)
+
+
+def _add_outermost(app: FastAPI, options: ServerOptions) -> None:
+    """What sees a request before its key is looked at; the last is the first to see it."""
+    if options.allowed_origins != (NO_ORIGIN,):
+        app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
+    if options.root_path:
+        app.add_middleware(RootPath, prefix=options.root_path)
 
 
 def _add_hooks(app: FastAPI, options: ServerOptions) -> None:
@@ -179,14 +189,17 @@ async def _lifespan(context: ServerContext, responses: Responses, reports: Reque
     await asyncio.to_thread(reports.close)
 
 
-def _describe(app: FastAPI, context: ServerContext, bodies: tuple[type[BaseModel], ...], *, secured: bool) -> None:
+def _describe(
+    app: FastAPI, context: ServerContext, bodies: tuple[type[BaseModel], ...], options: ServerOptions
+) -> None:
     """The application's own description, which is made when it is asked for, and again when other models are there."""
     described: list[document.ServedModelFacts] = []
 
     def openapi() -> dict[str, Any]:
         facts = _facts(context)
         if app.openapi_schema is None or described != [facts]:
-            app.openapi_schema = document.openapi(app, bodies, facts, secured=secured)
+            made = document.openapi(app, bodies, facts, secured=bool(options.api_keys))
+            app.openapi_schema = {**made, "servers": [{"url": options.root_path}]} if options.root_path else made
             described[:] = [facts]
         return app.openapi_schema
 

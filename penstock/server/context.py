@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from penstock.engine.api import EngineState
 from penstock.engine.counting import together
 from penstock.host.figures import summed
 from penstock.server.errors import not_ready
+from penstock.server.habits import Habits
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import EngineFigures, Metrics, ModelMetrics
 from penstock.server.siblings import Siblings
@@ -136,6 +137,7 @@ class ServerContext:
     siblings: Siblings | None = None
     shows_slots: bool = True
     changes_props: bool = False
+    habits: Habits = field(default_factory=Habits)
 
     async def model(
         self, request: Request, name: str | None, keep_alive: KeepAlive | None = None, *, events: bool | None = False

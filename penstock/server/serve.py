@@ -9,13 +9,16 @@ import gc
 import json
 import logging
 import math
+import os
+import shlex
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote
 
 import uvicorn
 
@@ -34,11 +37,14 @@ from penstock.host.process_client import ProcessClient
 from penstock.server.auth import ApiKeys, check_exposure, check_origins
 from penstock.server.crowd import Crowd, CrowdedProtocol, connection_limit, raise_file_limit
 from penstock.server.lifecycle import Lifecycle
+from penstock.server.root_path import check_root_path
 from penstock.server.traces import check_traces
+from penstock.server.unix_socket import bind_unix, remove_unix
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+_UNIX: Final = "http+unix://"
 _SWITCH_S = 0.001  # longest wait of the event loop for the interpreter's lock
 _M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2**18  # glibc's number of the setting; bytes
 _LAST_WORDS_S = 2.0  # for responses that were aborted to reach their clients
@@ -106,6 +112,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def url_of(listener: socket.socket) -> str:
     """The base URL of a listening socket, as a client on this machine writes it."""
+    if listener.family == socket.AF_UNIX:
+        return _UNIX + quote(os.path.abspath(listener.getsockname()), safe="")
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -152,7 +160,9 @@ def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, A
             load_hook(named, flag)
     if options.otlp_traces_endpoint is not None:
         check_traces(options.otlp_traces_endpoint)
-    check_exposure(options)
+    if options.uds is None:
+        check_exposure(options)
+    check_root_path(options.root_path)
     try:
         SamplingParams(**dict(options.default_sampling))  # type: ignore[arg-type]
     except ParameterError as error:
@@ -162,11 +172,17 @@ def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, A
     check_origins(options.allowed_origins)
     _log_to_stderr()
     settle_process()
-    listener = bind(options.host, options.port)
+    if options.uds is None:
+        listener = bind(options.host, options.port)
+    else:
+        listener = bind_unix(options.uds, private=not options.api_keys)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(work(listener))
     finally:
+        if options.uds is not None:
+            listener.close()
+            remove_unix(options.uds)
         listener.close()
 
 
@@ -180,6 +196,8 @@ def _check_numbers(options: ServerOptions) -> None:
     if not 1 <= options.api_server_count <= limits.MAX_API_SERVERS:
         allowed = f"allowed: 1 to {limits.MAX_API_SERVERS}"
         raise ConfigError(f"--api-server-count is {options.api_server_count}; {allowed}.")
+    if options.uds is not None and options.api_server_count > 1:
+        raise ConfigError("--uds is for one HTTP process; leave out --api-server-count, or listen on an address.")
     if not 0 <= options.drain_timeout < math.inf:
         raise ConfigError(f"--drain-timeout is {options.drain_timeout:g}; allowed: a number of seconds from 0.")
     if not options.max_queue_seconds > 0:
@@ -304,8 +322,11 @@ def where_to_ask(url: str, name: str, *, keyed: bool) -> str:
     """The server's addresses, and a line that asks a model, for people."""
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello!"}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
+    base, through = url, ""
+    if url.startswith(_UNIX):
+        base, through = "http://localhost", f" --unix-socket {shlex.quote(unquote(url.removeprefix(_UNIX)))}"
     return (
         f"  OpenAI API  {url}/v1    Anthropic and Ollama APIs  {url}\n"
         f"  documentation  {url}/docs    metrics  {url}/metrics\n"
-        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+        f"  curl{through} {base}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )

@@ -88,7 +88,8 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "--host", "::1", "--port", "0", "--api-key", "a", "--api-key", "b", "--drain-timeout", "2",
         "--allowed-origins", "http://one", "--allowed-origins", "http://two", "--trust-request-chat-template",
         "--max-queue-seconds", "4", "--api-server-count", "3", "--any-model", "--alias", "a,b", "--alias", "c",
-        "--no-slots", "--props", "--chat-template", "{{ messages }}",
+        "--no-slots", "--props", "--chat-template", "{{ messages }}", "--uds", "/run/s", "--root-path", "/a",
+        "--enable-force-include-usage", "--return-tokens-as-token-ids",
     )  # fmt: skip
     origins = ("http://one", "http://two")
     assert server == ServerOptions(
@@ -101,6 +102,10 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         slots=False,
         props=True,
         chat_template="{{ messages }}",
+        uds="/run/s",
+        root_path="/a",
+        force_include_usage=True,
+        tokens_as_ids=True,
     )
     (tmp_path / "chat.jinja").write_text("{{ 1 }}", encoding="utf-8")
     assert parsed("--chat-template-file", str(tmp_path / "chat.jinja"))[1].chat_template == "{{ 1 }}"

@@ -38,7 +38,7 @@ def openai_router(context: ServerContext, chats: StoredChats, running: RunningCh
     async def run(request: Request, model: ModelContext, call: OpenAICall, keep: Keep | None = None) -> Response:
         with param_names({"grammar": call.form}):
             active = await open_call(request, model, call.requests, call.beams, call.best_of)
-        call = named(call, request)
+        call = context.habits.of(named(call, request))
         if call.reasoning_control:
             running.add(owner_of(request), call.id, active, model.frontend)
         reply = OpenAIReply(call, active, model.frontend, keep)

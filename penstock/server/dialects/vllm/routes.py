@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -26,6 +28,8 @@ def vllm_router(context: ServerContext) -> APIRouter:
         model = await context.model(request, body.model, events=body.stream)
         model.require_ready()
         call = await translated(request, tokens_call, body)
+        if call.stream and context.habits.usage:
+            call = replace(call, include_usage=True)
         with param_names({"prompt": "token_ids"}):
             active = await open_call(request, model, [call.request])
         reply = TokensReply(call, active, model.frontend)

@@ -1,0 +1,31 @@
+"""The path under which a proxy shows the server, where the proxy leaves it in front of what it asks for."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.config.errors import ConfigError
+
+_PATH = re.compile(r"(?:/[A-Za-z0-9._~-]{1,100}){1,16}")
+
+
+def check_root_path(prefix: str) -> None:
+    """Raises ConfigError for what is no path of a few plain names."""
+    if prefix and not _PATH.fullmatch(prefix):
+        allowed = "names with a slash before each and none behind the last, as in /models/chat"
+        raise ConfigError(f"--root-path is {prefix!r}; allowed: {allowed}.")
+
+
+class RootPath:
+    """Takes a prefix off the paths that have it; those that a proxy has taken it off already are left alone."""
+
+    def __init__(self, app: ASGIApp, *, prefix: str) -> None:
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(self._prefix + "/"):
+            raw = scope.get("raw_path", b"").removeprefix(self._prefix.encode())
+            scope = {**scope, "path": scope["path"].removeprefix(self._prefix), "raw_path": raw}
+        await self._app(scope, receive, send)
