@@ -30,7 +30,9 @@ Breaker = Annotated[str, Field(min_length=1, max_length=limits.MAX_BREAKER_CHARS
 Breakers = Annotated[list[Breaker], Field(max_length=limits.MAX_BREAKERS)] | _Text
 BannedText = Annotated[str, Field(min_length=1, max_length=limits.MAX_BANNED_STRING_CHARS)]
 BannedTexts = BannedText | Annotated[list[BannedText], Field(max_length=limits.MAX_BANNED_STRINGS)]
-BannedTokens = Annotated[list[TokenId | BannedText], Field(max_length=limits.MAX_BAD_WORD_TOKENS)]
+BannedTokens = Annotated[
+    list[TokenId | BannedText], Field(max_length=limits.MAX_BAD_WORD_TOKENS), BeforeValidator(whole)
+]
 
 
 def within(name: str) -> Any:

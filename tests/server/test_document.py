@@ -116,6 +116,7 @@ BEYOND = re.compile(
         "suffix cannot be followed",
         # what the template of the model refuses, and what it cannot do,
         *("A system message must come first", "cannot classify", "roles must", "this model's: ", "no prompts"),
+        "no text to continue",
         # and items that refer to what is not kept.
         *("Previous response", "the id of ", "call_id of a function_call"),
     ])
