@@ -9,10 +9,10 @@ from pathlib import Path
 
 from scenario import MODEL, main
 
-# What is not here (images, compaction), what no model can be made to do each time (calls, reasoning), and one mistake
-# of clients that is none here: a body without a model means the one that is served.
-LEFT_OUT = ("image-input", "tool-calling", "compact-response", "reasoning-summary", "thinking-display")
-NO_MISTAKE = ("error-handling", "chat-error-handling")
+# What is not here (images), what no model can be made to do each time (calls, reasoning), and one mistake of clients
+# that is none here: a body without a model means the one that is served.
+LEFT_OUT = ("image-input", "tool-calling", "reasoning-summary", "thinking-display")
+NO_MISTAKE = ("error-handling", "chat-error-handling", "compact-missing-model")
 
 
 def _check(url: str, form: str) -> None:

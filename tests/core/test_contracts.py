@@ -49,7 +49,7 @@ def test_out_of_range_values_name_field_value_and_range(name: str, value: Any) -
         ("n", 129), ("stop", ("x",) * 17), ("stop", ("",)), ("stop", ("x" * 1025,)), ("bad_words", ("",)),
         ("bad_words_ids", ((),)), ("bad_words_ids", ((1,) * 1025,)), ("logit_bias", ((1, 101.0),)),
         ("logit_bias", ((-1, 0.0),)), ("logit_bias", tuple((i, 0.0) for i in range(1025))),
-        ("allowed_token_ids", ()), ("allowed_token_ids", (-1,)), ("stop_token_ids", (1.5,)), ("logprobs", 21),
+        ("allowed_token_ids", ()), ("allowed_token_ids", (-1,)), ("stop_token_ids", (1.5,)), ("logprobs", -2),
         ("stop_regex", ("",)), ("stop_regex", ("x",) * 9), ("stop_regex", ("x" * 513,)), ("bad_words", ("x",) * 129),
         ("min_tokens", -1), ("top_p", 0.0), ("repetition_penalty", 0.0),
     ],
