@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
@@ -35,6 +35,12 @@ class WebuiBody(RequestBody):
     n_predict: MaxTokens = None
     truncation_length: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
 
+    @model_validator(mode="after")
+    def _said_under_our_names(self) -> Self:
+        for name, value in under_our_names(self).items():
+            setattr(self, name, value)
+        return self
+
 
 class WebuiChatBody(WebuiBody):
     """Fields of chats."""
@@ -43,9 +49,6 @@ class WebuiChatBody(WebuiBody):
     instruction_template_str: str | None = None
     chat_template_str: str | None = None
     continue_: bool | None = None
-
-
-_Body = TypeVar("_Body", bound=WebuiBody)
 
 
 _OURS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
@@ -64,8 +67,8 @@ _OURS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
 """By their name, ours, and what a value is here; None says nothing."""
 
 
-def under_our_names(body: _Body) -> _Body:
-    """The body with what it says under these names said under ours.
+def under_our_names(body: WebuiBody) -> dict[str, Any]:
+    """What a body says under these names, by ours, so that whoever reads or checks it knows of ours alone.
 
     `do_sample: false` and `dynamic_temperature: true` count for more than a temperature, as they do there.
 
@@ -89,7 +92,7 @@ def under_our_names(body: _Body) -> _Body:
     found |= _cut(body, found)
     if isinstance(body, WebuiChatBody):
         found |= _of_chat(body, found)
-    return body.model_copy(update=found) if found else body
+    return found
 
 
 def _cut(body: WebuiBody, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,13 @@ def test_chats(server: Running, text: TextPipeline) -> None:
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "mode"
 
 
+@pytest.mark.parametrize("name", ["chat_template", "chat_template_str", "instruction_template_str"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/apply-template", f"{INTERNAL}/chat-prompt"])
+def test_a_template_of_the_client_is_refused_under_every_name(server: Running, name: str, path: str) -> None:
+    answer = post(server, path, {"messages": [{"role": "user", "content": "Hello"}], name: "{{ 1 }}"})
+    assert answer.status_code == 400 and "--trust-request-chat-template" in answer.text
+
+
 def test_what_is_not_here_is_refused_by_name(server: Running) -> None:
     for name, value in (("guidance_scale", 1.5), ("penalty_alpha", 0.6), ("negative_prompt", "No."), ("skew", 1)):
         answer = completed(server, **{name: value})

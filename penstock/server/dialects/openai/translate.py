@@ -30,7 +30,6 @@ from penstock.server.sampling import sampling_params
 from penstock.server.shapes import check_stream_options
 from penstock.server.structured import FIELDS, Asked, asked
 from penstock.server.truncation import truncation
-from penstock.server.webui_fields import under_our_names
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
@@ -111,7 +110,6 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
     Raises:
         RequestError: a value or a combination that is not served.
     """
-    body = under_our_names(body)
     tools, choice = _tools(body)
     if body.top_logprobs and not body.logprobs:
         raise ParameterError("top_logprobs", body.top_logprobs, "only together with logprobs: true")
@@ -163,7 +161,6 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
 
 def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> OpenAICall:
     """Translates a text completion, one request a prompt."""
-    body = under_our_names(body)
     prompts = prompts_of(body.prompt, "prompt")
     echo = bool(body.echo)
     if max(body.n or 1, body.best_of or 1) * len(prompts) > limits.MAX_PROMPTS_PER_CALL:
