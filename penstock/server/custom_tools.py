@@ -60,7 +60,27 @@ def _held(where: str, tool: Mapping[str, Any]) -> dict[str, str]:
         raise bad_value(f"{where}.syntax", syntax, allowed, "unsupported_parameter")
     if not isinstance(definition := grammar.get("definition"), str):
         raise bad_value(f"{where}.definition", definition, "a string")
+    if not _closed(definition):
+        raise bad_value(f"{where}.definition", definition, "a regular expression whose parentheses are in pairs")
     return {"pattern": f"^(?:{definition})$"}
+
+
+def _closed(expression: str) -> bool:
+    """Whether no parenthesis of a regular expression reaches out of it; in classes and escaped they are letters."""
+    depth, in_class = 0, False
+    letters = iter(expression)
+    for letter in letters:
+        if letter == "\\":
+            next(letters, None)
+        elif in_class:
+            in_class = letter != "]"
+        elif letter == "[":
+            in_class = True
+        else:
+            depth += (letter == "(") - (letter == ")")
+            if depth < 0:
+                return False
+    return depth == 0
 
 
 def definition_fields(tools: Sequence[object] | None) -> dict[str, str]:

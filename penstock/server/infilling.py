@@ -44,7 +44,7 @@ def infilled(
         most = limits.MAX_SHARED_WORK // len(requests)
         told = f"at most {most} with {len(requests)} prompts; send fewer of them"
         raise ParameterError("suffix", f"{len(suffix)} characters", told)
-    result = []
+    plain, result = replace(tokens, repository=None, file=None), []  # there are no other files
     for request in requests:
         if request.prompt is None:
             raise bad_value("prompt", list(request.prompt_ids or ()), "a text, or texts, together with suffix")
@@ -52,7 +52,7 @@ def infilled(
             told = "only without suffix, since it would cut the marks between the texts"
             raise ParameterError("truncate_prompt_tokens", request.truncation.tokens, told)
         frontend.check_length("prompt", len(request.prompt) + len(suffix))
-        ids = infill_ids(tokenizer, tokens, InfillText(request.prompt, suffix), _UNCUT)
+        ids = infill_ids(tokenizer, plain, InfillText(request.prompt, suffix), _UNCUT)
         ends = tuple(dict.fromkeys((*request.sampling.stop_token_ids, *tokens.ends)))
         sampling = replace(request.sampling, stop_token_ids=ends)
         result.append(replace(request, prompt=None, prompt_ids=tuple(ids), sampling=sampling))

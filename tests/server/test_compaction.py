@@ -93,3 +93,10 @@ def test_a_model_that_says_nothing(server: Running, text: TextPipeline) -> None:
     answer = httpx.post(f"{server.url}/v1/responses/compact", json={"input": "Hello"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "empty_summary")
     server.runner.script = before
+
+
+def test_a_turn_that_is_longer_than_the_context_is_refused(server: Running) -> None:
+    """A summary of nothing would take the conversation's place."""
+    for said in ("word " * 20_000, [*SAID, {"role": "user", "content": "word " * 3_000}]):
+        answer = httpx.post(f"{server.url}/v1/responses/compact", json={"input": said}, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")

@@ -11,8 +11,9 @@ import httpx
 import openai
 import pytest
 
+from penstock.config.errors import RequestError
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.custom_tools import InputReader
+from penstock.server.custom_tools import InputReader, as_function
 from tests.server.support import Running, script_of
 from tests.text.answers import cut
 
@@ -137,3 +138,14 @@ def test_refusals(api: openai.OpenAI, server: Running, tool: dict[str, Any], par
         api.chat.completions.create(model="scripted", messages=HELLO, tools=[chat])
     assert refused.value.param == f"tools[0].custom.{param}"
     assert not server.runner.seen
+
+
+@pytest.mark.parametrize(("expression", "closed"), [("a)|(b", False), (r"a\)", True), ("[)]", True), ("((", False)])
+def test_expressions_stay_within_their_anchors(expression: str, closed: bool) -> None:
+    grammar = {"type": "grammar", "syntax": "regex", "definition": expression}
+    tool = {"type": "custom", "name": "x", "format": grammar}
+    if closed:
+        assert as_function("tools[0]", tool)["strict"]
+    else:
+        with pytest.raises(RequestError, match="in pairs"):
+            as_function("tools[0]", tool)

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from penstock.config.errors import param_names
+from penstock.config.errors import RequestError, param_names
 from penstock.core.sampling import SamplingParams
 from penstock.server.active_call import ActiveCall, complete, open_call
 from penstock.server.body import read_body, translated
@@ -23,6 +23,7 @@ from penstock.server.dialects.responses.translate import prompt_request, sent_na
 from penstock.server.document import takes
 from penstock.server.errors import HttpError
 
+_TOO_LONG = "The last turn of the conversation alone is longer than this model's context; shorten it."
 _NOT_ASKED = {"tools": None, "tool_choice": None, "text": None}  # of the conversation; a summary is plain text
 
 
@@ -43,6 +44,8 @@ def add_compacting(router: APIRouter, responses: Responses) -> None:
             name = prompt.request.request_id
             asked = await translated(request, prompt_request, plain, items, name, sampling)
             asked = await shortened(model.frontend, replace(asked, owner=prompt.request.owner))
+            if all(message["role"] == "system" for message in (asked.messages or ())[:-1]):
+                raise RequestError(_TOO_LONG, param="input", code="context_length_exceeded")
             active = await open_call(request, model, [asked])
         return await complete(_compacted(active, prompt.items, name), active, request.receive, context.lifecycle)
 
