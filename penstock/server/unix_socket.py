@@ -21,6 +21,8 @@ def bind_unix(path: str, *, private: bool) -> socket.socket:
         ConfigError: a server listens there, something that is no socket is there, or none can be made.
     """
     refused = f"cannot listen on the socket {path!r}"
+    if not path or path.startswith("\0"):  # what the kernel would name by itself, and anybody could connect to
+        raise ConfigError(f"{refused}: that is no path of a file. Name one (--uds) in a folder this user may write.")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _make_room(path, refused)

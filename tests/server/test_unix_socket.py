@@ -146,3 +146,9 @@ def test_what_is_told_without_being_asked_for(habitual: Running, path: str, body
         assert all(token.startswith("token_id:") for token in told["tokens"])
     elif told is not None:
         assert all(entry["token"].startswith("token_id:") for entry in told["content"])
+
+
+@pytest.mark.parametrize("path", ["", "\0abstract"])
+def test_a_socket_without_a_file_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match="no path of a file"):
+        bind_unix(path, private=True)

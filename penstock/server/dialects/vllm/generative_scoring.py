@@ -82,9 +82,13 @@ async def _requests(request: Request, model: ModelContext, body: ScoringBody) ->
     with param_names({"prompt": "query"}):
         query = await tokens(body.query, special=body.add_special_tokens is not False)
     items: Sequence[str | Sequence[int]] = body.items
-    made = []
+    made: list[GenerationRequest] = []
+    context = model.frontend.info.max_model_len
     for number, item in enumerate(items, 1):
         ids = await tokens(item, special=False)
+        if len(query) + len(ids) >= context:  # before the query is written once more for each item
+            allowed = f"fewer than {context} tokens together with the query, which is this model's context"
+            raise ParameterError(f"items[{number - 1}]", f"{len(query) + len(ids)} tokens", allowed)
         made.append(text_request(request, body, ids + query if body.item_first else query + ids, sampling))
         if number % _TOGETHER == 0:
             await asyncio.sleep(0)
