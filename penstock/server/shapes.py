@@ -226,6 +226,12 @@ def _has_int(annotation: Any) -> bool:
     return annotation is int or any(map(_has_int, get_args(annotation)))
 
 
+class Loose(Exact):
+    """Settings of bodies whose unknown fields are passed over, as the API that they are of has it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class Body(Exact):
     """Settings of every body: no unknown field."""
 
@@ -246,6 +252,12 @@ class RequestBody(Body):
     add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=limits.MIN_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_CACHE_SALT_CHARS)] | None = None
+
+
+def check_one_answer(answers: int) -> None:
+    """Raises ParameterError for more than one answer in a stream whose events have no place to name theirs."""
+    if answers > 1:
+        raise ParameterError("n", answers, "1 in a stream, whose events do not say which answer they are of")
 
 
 def check_stream_options(stream: bool | None, options: BaseModel | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import ConfigDict
 from starlette.responses import Response
 
 from penstock.server.active_call import ActiveCall
@@ -14,16 +13,14 @@ from penstock.server.body import read_body
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError
-from penstock.server.shapes import Exact, Name
+from penstock.server.shapes import Loose, Name
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
 
 
-class ControlBody(Exact):
+class ControlBody(Loose):
     """POST /v1/chat/completions/control."""
-
-    model_config = ConfigDict(extra="ignore")
 
     id: Name
     action: Literal["reasoning_end"]

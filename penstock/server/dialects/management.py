@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from penstock.config import limits
@@ -23,17 +23,15 @@ from penstock.server.context import ServerContext
 from penstock.server.dialects.models import status_of
 from penstock.server.document import EVENTS, gives, takes
 from penstock.server.encoding import json_response
-from penstock.server.shapes import Exact
+from penstock.server.shapes import Loose
 
 _Name = Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_NAME_CHARS)]
 _PROGRESS_S = 0.5  # between two events of a load
 _LOOK_S = 1.0  # between two looks at whether the server is being shut down
 
 
-class ManagementBody(Exact):
+class ManagementBody(Loose):
     """Settings that others load models with are passed over: a model has the options it was listed with."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class LoadBody(ManagementBody):

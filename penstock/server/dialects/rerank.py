@@ -21,7 +21,7 @@ from penstock.server.dialects.embeddings import ONE_TOKEN, PooledBody, answered,
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
 from penstock.server.prompts import text_request
-from penstock.server.shapes import Body, Exact
+from penstock.server.shapes import Body, Loose
 from penstock.server.truncation import truncation
 from penstock.text.pairs import PairCut, text_pairs
 
@@ -53,10 +53,8 @@ class RerankBody(PairsBody):
     return_documents: bool | None = None
 
 
-class TextsRerankBody(Exact):
+class TextsRerankBody(Loose):
     """POST /rerank with `texts`, as Text Embeddings Inference has it: the answer is a list. Others are passed over."""
-
-    model_config = ConfigDict(extra="ignore")
 
     query: Text
     texts: Annotated[list[Text], Field(min_length=1, max_length=limits.MAX_PROMPTS_PER_CALL)]

@@ -23,7 +23,7 @@ from penstock.server.document import takes
 from penstock.server.encoding import made_answer
 from penstock.server.errors import bad_value
 from penstock.server.mixed_prompts import mixed_ids
-from penstock.server.shapes import STRING, Body, Exact, Messages, Objects, TokenIds, Tools, whole
+from penstock.server.shapes import STRING, Body, Loose, Messages, Objects, TokenIds, Tools, whole
 from penstock.server.spoken import Dialect
 
 
@@ -57,10 +57,8 @@ _CONTENT: dict[str, Any] = {
 }
 
 
-class LlamaTokenizeBody(Exact):
+class LlamaTokenizeBody(Loose):
     """llama-server's body: a text under `content`, or a list of texts and token ids. Unknown fields are passed over."""
-
-    model_config = ConfigDict(extra="ignore")
 
     content: Annotated[Any, WithJsonSchema(_CONTENT)]
     model: str | None = None

@@ -8,7 +8,7 @@ import uuid
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from penstock.config import limits
@@ -24,7 +24,7 @@ from penstock.server.dialects.openai.schema import ChatBody
 from penstock.server.dialects.openai.translate import chat_call, sent_names
 from penstock.server.document import gives, takes
 from penstock.server.encoding import json_answer, json_response, made_answer
-from penstock.server.shapes import Exact, TokenIds
+from penstock.server.shapes import Exact, Loose, TokenIds
 
 
 class WebuiTextBody(Exact):
@@ -39,10 +39,8 @@ class WebuiTokensBody(Exact):
     tokens: TokenIds
 
 
-class WebuiLogitsBody(Exact):
+class WebuiLogitsBody(Loose):
     """A text whose next token is asked for. Samplers are passed over: probabilities are the model's own."""
-
-    model_config = ConfigDict(extra="ignore")
 
     prompt: Annotated[str, Field(min_length=1)]
     top_logits: Annotated[int, Field(ge=1)] | None = None

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from penstock.config.errors import ParameterError, param_names
+from penstock.config.errors import param_names
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.frontend import Frontend
@@ -26,6 +26,7 @@ from penstock.server.dialects.kobold.translate import DEFAULT_LENGTH, SENT, Kobo
 from penstock.server.document import EVENTS, gives, takes
 from penstock.server.encoding import json_answer, json_response, made_answer
 from penstock.server.errors import describe
+from penstock.server.shapes import check_one_answer
 
 _API = "1.2.5"  # of KoboldAI, which clients compare
 _CPP = "1.110"  # of KoboldCpp, the same
@@ -50,8 +51,8 @@ def kobold_router(context: ServerContext) -> APIRouter:
             prompt = await _tokens(frontend, body.prompt, "prompt", special=not memory)
             room, defaults = frontend.info.max_model_len, frontend.text.defaults
             call = await translated(request, kobold_call, body, prompt, memory, room, defaults)
-            if stream and (answers := call.request.sampling.n) > 1:
-                raise ParameterError("n", answers, "1 in a stream, whose events do not say which answer they are of")
+            if stream:
+                check_one_answer(call.request.sampling.n)
             return call, await open_call(request, model, [call.request]), model
 
     async def generate(request: Request) -> Response:

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from penstock.config import limits
 from penstock.server.sampler_fields import SamplerBody, within
-from penstock.server.shapes import Exact, TokenKey, members, nothing_but
+from penstock.server.shapes import Loose, TokenKey, members, nothing_but
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Stops = Annotated[
@@ -48,18 +48,14 @@ class KoboldBody(SamplerBody):
     genkey: Annotated[str, Field(max_length=limits.MAX_REQUEST_ID_CHARS)] | None = None
 
 
-class GenkeyBody(Exact):
+class GenkeyBody(Loose):
     """POST /api/extra/generate/check and /api/extra/abort: which answer is meant."""
-
-    model_config = ConfigDict(extra="ignore")
 
     genkey: Annotated[str, Field(max_length=limits.MAX_REQUEST_ID_CHARS)] | None = None
 
 
-class TokenCountBody(Exact):
+class TokenCountBody(Loose):
     """POST /api/extra/tokencount."""
-
-    model_config = ConfigDict(extra="ignore")
 
     prompt: str
     special: bool | None = None

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock import __version__
-from penstock.config.errors import ParameterError, param_names
+from penstock.config.errors import param_names
 from penstock.engine.api import EngineState
 from penstock.server.active_call import ActiveCall, EventStream, event, open_call
 from penstock.server.body import check_type, read_body, translated, validate
@@ -22,6 +22,7 @@ from penstock.server.document import EVENTS, gives, takes
 from penstock.server.encoding import encode_json, json_answer, json_response
 from penstock.server.errors import HttpError, bad_value, describe, not_ready
 from penstock.server.paths import KSERVE_MODEL
+from penstock.server.shapes import check_one_answer
 from penstock.server.strict_json import parse_json
 
 _VERSION = "1"
@@ -58,8 +59,8 @@ def kserve_router(context: ServerContext) -> APIRouter:
         model.require_ready()
         with param_names(SENT):
             call = await translated(request, generate_call, body, model.frontend.text.defaults)
-        if stream and (answers := call.completion.requests[0].sampling.n) > 1:
-            raise ParameterError("n", answers, "1 in a stream, whose events do not say which answer they are of")
+        if stream:
+            check_one_answer(call.completion.requests[0].sampling.n)
         return model, call, await _open(request, model, call)
 
     async def infer(request: Request, model: str) -> Response:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from penstock.config import limits
 from penstock.server.sampler_fields import SamplerBody
 from penstock.server.sampling import SamplingBody
-from penstock.server.shapes import STRING, Exact, StopString, StructuredOutputs, an_object, or_null
+from penstock.server.shapes import STRING, Loose, StopString, StructuredOutputs, an_object, or_null
 
 MAX_TENSORS = 64
 _TENSOR: dict[str, Any] = an_object(
@@ -53,10 +53,8 @@ class KserveGenerateBody(KserveParameters):
     id: Annotated[str, Field(max_length=limits.MAX_REQUEST_ID_CHARS)] | None = None
 
 
-class Tensor(Exact):
+class Tensor(Loose):
     """A tensor, whose data are here, or behind the body in binary."""
-
-    model_config = ConfigDict(extra="ignore")
 
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(max_length=8)]
@@ -65,19 +63,15 @@ class Tensor(Exact):
     parameters: dict[str, Any] | None = None
 
 
-class WantedTensor(Exact):
+class WantedTensor(Loose):
     """An output that is asked for."""
-
-    model_config = ConfigDict(extra="ignore")
 
     name: str
     parameters: dict[str, Any] | None = None
 
 
-class KserveInferBody(Exact):
+class KserveInferBody(Loose):
     """POST /v2/models/MODEL/infer: `text_input` of BYTES, and parameters as tensors of one element or as such."""
-
-    model_config = ConfigDict(extra="ignore")
 
     inputs: Annotated[
         list[Tensor],

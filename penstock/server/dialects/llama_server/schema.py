@@ -11,7 +11,7 @@ from penstock.server.biases import Biases
 from penstock.server.mixed_prompts import MixedPrompts
 from penstock.server.sampler_fields import SamplerBody
 from penstock.server.sampling import Alternatives
-from penstock.server.shapes import Exact, StopString
+from penstock.server.shapes import Loose, StopString
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tokens = Annotated[int, Field(ge=-1, le=limits.MAX_TOKENS)]
@@ -19,12 +19,6 @@ Whole = Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)]
 Stops = Annotated[
     list[Annotated[str, Field(max_length=limits.MAX_STOP_CHARS)]], Field(max_length=limits.MAX_STOP_STRINGS)
 ]
-
-
-class Loose(Exact):
-    """Settings of every body: exact types, unknown fields passed over."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class LlamaSampling(SamplerBody):

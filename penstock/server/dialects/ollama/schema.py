@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from penstock.config import limits
 from penstock.server.sampler_fields import within
@@ -12,7 +12,7 @@ from penstock.server.shapes import (
     FUNCTION_NAME,
     STRING,
     Duration,
-    Exact,
+    Loose,
     StopString,
     TokenIds,
     an_object,
@@ -37,12 +37,6 @@ Format = Annotated[
 
 Text = Annotated[str, Field(min_length=1)]
 _NOT_EMPTY = {"type": "string", "minLength": 1}
-
-
-class Loose(Exact):
-    """Settings of every body: exact types, unknown fields passed over."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class Options(Loose):

@@ -12,6 +12,7 @@ from penstock.server.shapes import (
     TOKEN_ID_BOUND,
     Body,
     Exact,
+    Loose,
     Name,
     StopPatterns,
     StopString,
@@ -121,10 +122,8 @@ class SglangPoolingBody(_Given):
     """POST /encode, and /classify with `text` or `input_ids`."""
 
 
-class AbortBody(Exact):
+class AbortBody(Loose):
     """POST /abort_request."""
-
-    model_config = ConfigDict(extra="ignore")
 
     rid: Name
     abort_all: Annotated[bool | None, nothing_but(False)] = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.shapes import STRING, Exact, StopString, an_object, nothing_but, or_null
+from penstock.server.shapes import STRING, Loose, StopString, an_object, nothing_but, or_null
 
 Above = Annotated[float, Field(gt=0, le=1)]
 _SCHEMA: dict[str, Any] = {"anyOf": [{"type": "object"}, STRING]}
@@ -18,12 +18,6 @@ _GRAMMAR: dict[str, Any] = {
         an_object({"type": {"const": "json_schema"}, "value": an_object({"schema": _SCHEMA}, {"name": STRING})}),
     ]
 }
-
-
-class Loose(Exact):
-    """Settings of every body: exact types, unknown fields passed over."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class TgiParameters(Loose):

@@ -25,10 +25,10 @@ from penstock.server.connected import while_connected
 from penstock.server.context import ServerContext
 from penstock.server.dialects.ollama.models.blobs import add_blobs
 from penstock.server.dialects.ollama.models.library_threads import AT_ONCE, LibraryThreads, dealt
-from penstock.server.dialects.ollama.schema import Loose
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError, bad_value
+from penstock.server.shapes import Loose
 
 _Name = Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 _OneOfTwo = Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]  # clients send the other one empty
