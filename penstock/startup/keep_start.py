@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.config.options import EngineOptions
 from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.cpu.journal import NotKeptError
 from penstock.kernels.cpu.packed import Packed
@@ -17,6 +18,7 @@ from penstock.startup.engine_spec import EngineSpec
 from penstock.startup.kept_start import (
     MOST_CONSTANTS,
     RECORDED_UNDER,
+    Arena,
     KeptStart,
     Recorded,
     keep,
@@ -68,6 +70,7 @@ def keep_start(
         architecture=told.architecture,
         weights_bytes=spec.plan.weights_bytes,
         max_model_len=spec.plan.max_model_len,
+        arena=_arena(spec.options, body.arena_bytes + head.arena_bytes),
         under={name: getattr(spec.options, name) for name in RECORDED_UNDER},
         fast=executor.fast,
         determinism=told.determinism,
@@ -80,6 +83,11 @@ def keep_start(
         arrays=arrays.places,
     )
     keep(start, arrays.data, place, identity)
+
+
+def _arena(options: EngineOptions, size: int) -> Arena:
+    assert options.max_num_batched_tokens and options.max_num_seqs
+    return Arena(size, options.max_num_batched_tokens, options.max_num_seqs)
 
 
 def _refusal(spec: EngineSpec) -> str | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ from penstock.startup.memory_plan import MemoryPlan
 from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, file_name, fingerprint
 
 log = logging.getLogger(__name__)
-VERSION: Final = 2  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
+VERSION: Final = 3  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
 _UNUSABLE: Final = (PackCacheError, PenstockError, LookupError, TypeError, ValueError, OSError)
 MOST_CONSTANTS: Final = 64 << 20  # bytes
 # What a recording depends on, besides the length that is served. Sizes of steps and caches are free.
@@ -40,6 +41,19 @@ RECORDED_UNDER: Final = (
     *("device", "dtype", "isa", "kv_cache_dtype", "arithmetic", "quantize", "block_size", "batch_invariant"),
     "enforce_eager",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What the largest step takes of recordings that were made for so many tokens and sequences."""
+
+    size: int  # bytes
+    tokens: int
+    sequences: int
+
+    def bytes_of(self, tokens: int, sequences: int) -> int:
+        """What it takes where a step is larger or smaller, exactly or from above: places grow with one or the other."""
+        return math.ceil(self.size * max(tokens / self.tokens, sequences / self.sequences))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,7 @@ class KeptStart:
         specs, kv_types: of its caches, by layer.
         vocab_size, architecture: of the model.
         weights_bytes, max_model_len: of the plan.
+        arena: of its two recordings.
         under: options by name, as in RECORDED_UNDER.
         fast, determinism, numbers, settings, kernels: what the engine told of itself.
         body, head: journals of the forward pass and of logits.
@@ -65,6 +80,7 @@ class KeptStart:
     architecture: str
     weights_bytes: int
     max_model_len: int
+    arena: Arena
     under: Mapping[str, Any]
     fast: bool
     determinism: str
@@ -83,6 +99,7 @@ class KeptStart:
         facts, specs = found["facts"], found["specs"]
         layers = tuple(LayerFacts(**layer) for layer in facts.pop("layers"))
         found["facts"] = ModelFacts(layers=layers, **facts)
+        found["arena"] = Arena(**found["arena"])
         found["specs"] = tuple(_spec(spec) for spec in specs)
         for name in ("settings", "kernels"):
             found[name] = tuple(Decision(**decision) for decision in found[name])
@@ -98,7 +115,12 @@ class KeptStart:
         """Where the memory goes this time, on a machine's CPU; raises MemoryPlanError if it does not fit."""
         limits = memory_limits(asked, concrete, machine, None)
         caches = Caches(self.specs, native_block_bytes)
-        return plan_caches(caches, concrete, limits, self.kv_types, self.facts, self.weights_bytes)
+        first = plan_caches(caches, concrete, limits, self.kv_types, self.facts, self.weights_bytes)
+        # A first start estimates its step, and the length it serves is recorded; the cache gets what that left over.
+        step = self.arena.bytes_of(limits.max_num_batched_tokens, limits.max_num_seqs)
+        exact = replace(limits, max_model_len=first.max_model_len, activation_bytes=min(step, first.activation_bytes))
+        plan = plan_caches(caches, concrete, exact, self.kv_types, self.facts, self.weights_bytes)
+        return replace(plan, notes=first.notes)
 
 
 def _spec(found: Mapping[str, Any]) -> CacheSpec:

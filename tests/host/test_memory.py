@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from penstock.config.errors import CheckpointError, MemoryPlanError
 from penstock.config.options import EngineOptions
+from penstock.engine.api import EngineInfo
 from penstock.host.engine import hosted_options
 from penstock.host.memory import FIRST_PROCESS_BYTES, PROCESS_BYTES, MemoryBudget, plan_model
 from penstock.host.process_client import ProcessClient
@@ -20,13 +22,18 @@ MIB = 1 << 20
 MODEL = EngineOptions(model=str(bundled_model_path()), max_model_len=1024, threads=1)
 
 
-async def told_total(options: EngineOptions) -> float:
-    """MiB that an engine says it takes in all."""
+async def started(options: EngineOptions) -> EngineInfo:
+    """What an engine tells of itself."""
     client = ProcessClient(options)
     try:
-        info = await client.start()
+        return await client.start()
     finally:
         await client.close()
+
+
+async def told_total(options: EngineOptions) -> float:
+    """MiB that an engine says it takes in all."""
+    info = await started(options)
     row = next(row for row in info.memory if row.name == "total")
     number, unit = row.value.split()
     return float(number) * {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}[unit]
@@ -42,6 +49,20 @@ def test_an_engine_takes_what_was_planned_the_first_time_and_again(tmp_path: Pat
         told = asyncio.run(told_total(replace(options, memory=plan.engine_bytes)))
         assert told * MIB <= plan.engine_bytes * 1.001  # as rounded for people
         assert told * MIB >= plan.engine_bytes * 0.95
+
+
+@pytest.mark.skipif(not native.available(), reason="without the native library no start is kept")
+def test_a_kept_start_knows_its_step_and_serves_what_it_served(tmp_path: Path) -> None:
+    options = replace(MODEL, pack_cache=str(tmp_path), max_model_len=None)
+    before = plan_model(options, 1 << 30)
+    info = asyncio.run(started(replace(options, memory=before.engine_bytes)))
+    told = next(setting.reason for setting in info.settings if setting.name == "step")
+    arena = int(re.findall(r"arena of (\d+) MiB", told)[0])
+    after = plan_model(options, 1 << 30)
+    assert arena * MIB <= after.plan.activation_bytes < (arena + 2) * MIB < before.plan.activation_bytes
+    assert after.plan.max_model_len == before.plan.max_model_len
+    larger = plan_model(replace(options, max_num_batched_tokens=info.max_num_batched_tokens * 2), 1 << 30)
+    assert larger.plan.activation_bytes > after.plan.activation_bytes
 
 
 @pytest.fixture(autouse=True)
