@@ -130,6 +130,10 @@ MODEL_FLAGS = (
     flag("async_scheduling", bool, False, _SCHEDULING, "The same as --depth 1.", "--async-scheduling"),
     flag("enforce_eager", bool, False, _COMPUTE,
          "Run every step layer by layer; else a GPU's decode steps are recorded as graphs.", "--enforce-eager"),
+    flag("speculative_config", str | None, None, _SCHEDULING,
+         'Propose tokens that a step verifies, for example {"method": "suffix"}; answers stay the same. '
+         "Default: no drafts.",
+         "--speculative-config", "-sc", metavar="JSON"),
     flag("seed", int | None, None, _COMPUTE,
          "Where random streams start; equal seeds give equal answers. Default: 0; for `run` another each time."),
 )  # fmt: skip

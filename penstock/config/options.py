@@ -58,6 +58,8 @@ class EngineOptions:
             (docs/tools.md), "none" for none; None finds them from the chat template.
         max_logprobs: most alternatives of a token that requests may ask for, -1 for the whole vocabulary.
         logprobs_mode: what is told as log-probabilities, one of `config.logprobs.LOGPROBS_MODES`.
+        speculative_config: how tokens are proposed that a step verifies, JSON as `config.speculation` reads it; None
+            for no drafts.
     """
 
     model: str = "penstock-concierge"
@@ -95,6 +97,7 @@ class EngineOptions:
     reasoning_parser: str | None = None
     max_logprobs: int = MAX_TOP_LOGPROBS
     logprobs_mode: str = "raw_logprobs"
+    speculative_config: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("dtype", "kv_cache_dtype"):

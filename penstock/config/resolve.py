@@ -13,6 +13,7 @@ from penstock.config.logprobs import LOGPROBS_MODES
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import GPUS, EngineOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
+from penstock.config.speculation import speculation
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEVICES = ("auto", "cpu", *GPUS, "interpreter")
@@ -153,6 +154,7 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "kv_blocks", 2, 2**31 - 1)
     _integer(options, "depth", 0, 1)
     _integer(options, "max_logprobs", -1, MAX_VOCABULARY, optional=False)
+    speculation(options.speculative_config)
     _integer(options, "seed", -(2**63), 2**64 - 1, optional=False)
     for name in ("enable_prefix_caching", "share_prefix_cache", "batch_invariant"):
         if not isinstance(getattr(options, name), bool):

@@ -99,7 +99,7 @@ class NewSequence:
         pooling: what is computed instead of samples, None to sample.
         encoder: what it attends to besides, whose entries the table of the cross group holds.
         media: placeholders in the prompt.
-        speculate: whether drafts may be proposed for it.
+        speculate: most drafts that may be proposed for it at a time, 0 for none.
         valid_from: per cache group, the first position before `computed` whose entries are there; more than what is
             needed is missing in optional groups alone.
         sampler_state: what the sampler had learned with the generated tokens, as `SlotResult` told last.
@@ -119,7 +119,7 @@ class NewSequence:
     pooling: PoolingParams | None = None
     encoder: EncoderInput | None = None
     media: tuple[MediaSpan, ...] = ()
-    speculate: bool = False
+    speculate: int = 0
     valid_from: tuple[int, ...] = ()
     sampler_state: tuple[float, ...] = ()
 

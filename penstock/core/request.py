@@ -141,7 +141,7 @@ class EngineRequest:
         grammar: what generated tokens must follow, None for anything.
         thinking: how reasoning before the grammar's text ends, None for a model or prompt without.
         adapter, adapter_digest: the slot of its adapter, 0 for none, and what names the adapter's content.
-        speculate: whether drafts may be proposed for it.
+        speculate: most drafts that may be proposed for it at a time, 0 for none.
         media: placeholders in the prompt, in order, none overlapping.
         encoder: what the decoder attends to besides, of a model with an encoder.
         facts: told of it, and carried.
@@ -160,7 +160,7 @@ class EngineRequest:
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     adapter_digest: str = ""
-    speculate: bool = False
+    speculate: int = 0
     media: tuple[MediaSpan, ...] = ()
     encoder: EncoderInput | None = None
     facts: RequestFacts = NO_FACTS
@@ -172,7 +172,7 @@ class EngineRequest:
     @property
     def waits_for_tokens(self) -> bool:
         """Whether a step's tokens must be known before the next is planned: they may be forced, or drafts follow."""
-        return self.speculate or self.constrained
+        return self.speculate > 0 or self.constrained
 
     @property
     def constrained(self) -> bool:

@@ -333,7 +333,7 @@ class Scheduler:
         self._queues.check_integrity()
         for sequence in self.running:
             assert sequence.committed <= sequence.computed
-            assert sequence.computed <= sequence.known or sequence.request.speculate
+            assert sequence.computed <= sequence.known or sequence.request.speculate > 0
             assert 0 <= sequence.in_flight <= len(self._outstanding)
         self.cache.check_integrity(self.ledger.live())
 

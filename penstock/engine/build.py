@@ -15,7 +15,9 @@ from penstock.engine.loop import Engine
 from penstock.engine.shared_prompts import pin_shared_prompts
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu.journal import JournalError
-from penstock.runtime.drafter import Drafter
+from penstock.runtime.drafters.drafter import Drafter
+from penstock.runtime.drafters.drafting import Drafting
+from penstock.runtime.drafters.methods import drafting_of
 from penstock.startup.claim import Claim
 from penstock.startup.kept_start import find
 from penstock.startup.restart import restarted
@@ -42,7 +44,7 @@ def build_engine(
         options: as given by the user.
         progress: called with (bytes read, bytes in all) while weights load.
         grammars: the vocabulary is loaded for them meanwhile; else the first grammar waits for it.
-        drafter: proposes tokens for requests that allow it; None for nobody.
+        drafter: proposes tokens for requests that allow it, all of which are verified; None for the one of the options.
 
     Raises:
         PenstockError: as `make_engine_spec`; also weights that are missing, left over or damaged, or another engine of
@@ -61,13 +63,14 @@ def build_engine(
 def _built(
     claim: Claim, progress: Callable[[int, int], None] | None, grammars: bool, drafter: Drafter | None
 ) -> tuple[Engine, EngineInfo]:
-    started = _again(claim, progress) if drafter is None else None
+    drafting = drafting_of(claim.options, drafter)
+    started = _again(claim, progress, drafting) if drafter is None else None
     if started is not None:
         structured = _structured_output(started.options, started.told.vocab_size, warm=grammars)
     else:
         from penstock.startup.first_start import FirstStart
 
-        first = FirstStart(claim.options, drafter)
+        first = FirstStart(claim.options, drafting)
         claim.settle(first.options)
         structured = _structured_output(first.options, first.vocab_size, warm=grammars)
         started = first.load(progress)
@@ -75,21 +78,22 @@ def _built(
     limits = scheduler_options(options, started.plan, whole_prompts=started.whole_prompts)
     gates = (GrammarGate(structured), *default_gates())
     scheduler = Scheduler(limits, started.groups, gates=gates)
-    engine = Engine(scheduler, started.runner, structured, claim.release, vocab_size=started.told.vocab_size)
+    vocabulary = started.told.vocab_size
+    engine = Engine(scheduler, started.runner, structured, claim.release, drafting.cost, vocabulary)
     if options.shared_prompts:
         text = TextPipeline.load(options.model, cache=options.pack_cache)
         pin_shared_prompts(engine, text, options.shared_prompts)
     return engine, _info(started)
 
 
-def _again(claim: Claim, progress: Callable[[int, int], None] | None) -> Started | None:
+def _again(claim: Claim, progress: Callable[[int, int], None] | None, drafting: Drafting) -> Started | None:
     """What an earlier start kept, started again; None where there is nothing that can be used."""
     again = find(claim.options)
     if again is None:
         return None
     claim.settle(again.options, with_torch=False)
     try:
-        started = restarted(again)
+        started = restarted(again, drafting)
     except (JournalError, PackCacheError, ValueError, RuntimeError) as error:
         log.warning("the engine starts anew: what was kept of its last start cannot be used (%s)", error)
         return None

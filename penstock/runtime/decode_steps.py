@@ -26,11 +26,11 @@ class DecodeSteps:
         self._sampler = sampler
         self._builder = builder
         self._known = known
-        self._particular: set[int] = set()  # slots with adapters or drafts, or of which steps give more than samples
+        self._particular: set[int] = set()  # slots with adapters, or of which steps give more than samples
 
     def add_row(self, new: NewSequence) -> None:
         """A sequence takes a slot."""
-        if new.adapter or new.speculate or new.pooling is not None or new.sampling.prompt_logprobs is not None:
+        if new.adapter or new.pooling is not None or new.sampling.prompt_logprobs is not None:
             self._particular.add(new.slot)
 
     def release_row(self, slot: int) -> None:
@@ -45,8 +45,8 @@ class DecodeSteps:
         slots: list[int] = []
         positions: list[int] = []  # of the tokens that are drawn
         for span in plan.scheduled:
-            if span.start >= self._known[span.slot]:
-                return None  # a forced token, which the sampler has to be told of
+            if span.draft_tokens or span.start >= self._known[span.slot]:
+                return None  # or a forced token, which the sampler has to be told of
             slots.append(span.slot)
             positions.append(span.start + 1)
         if plan.encoder_work or plan.guidance or not self._program.fill(plan.scheduled):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.decode_steps import DecodeSteps
-from penstock.runtime.drafter import Drafter, Drafting
+from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.late_pooling import LatePooler
 from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
@@ -62,6 +62,7 @@ class _InFlightStep(NamedTuple):
     """A step that was launched: what its result will be made of.
 
     Attributes:
+        plan: what was asked.
         draws, samples: tokens to sample, and the handle of their samples; None where there are none.
         followers: slots that take the tokens of a draw: (slot, index of the draw).
         pooled: results of slots that pool.
@@ -71,7 +72,7 @@ class _InFlightStep(NamedTuple):
         build, forward: seconds the host took.
     """
 
-    step: int
+    plan: StepPlan
     draws: list[Draw]
     samples: SamplingHandle | None
     followers: tuple[tuple[int, int], ...]
@@ -81,6 +82,10 @@ class _InFlightStep(NamedTuple):
     failed: Mapping[int, str]
     build: float
     forward: float
+
+    @property
+    def step(self) -> int:
+        return self.plan.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +97,14 @@ class Collaborators:
         graphs: recorded decode steps.
         warm_up: compiles some more kernels while no slot is in use, and returns whether there are others.
         media: what encoders read.
-        drafter: proposes what may follow.
+        drafting: proposes what may follow.
     """
 
     pooler: Pooler | None = None
     graphs: DecodeGraphs | None = None
     warm_up: Callable[[], bool] | None = None
     media: MediaStore | None = None
-    drafter: Drafter | None = None
+    drafting: Drafting | None = None
 
 
 ALONE = Collaborators()
@@ -129,7 +134,7 @@ class ModelRunner:
         self._builder = builder
         self._pooler = others.pooler or LatePooler()
         self._place = builder.place
-        self._drafting = Drafting(others.drafter)
+        self._drafting = others.drafting or Drafting()
         self._on_device = sampler.on_device
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._in_flight: deque[_InFlightStep] = deque()
@@ -178,9 +183,11 @@ class ModelRunner:
             return None
         plan, masks = self._queue[0]
         result = self._decoding.run(plan, masks)
-        if result is not None:
-            self._queue.popleft()
-        return result
+        if result is None:
+            return None
+        self._queue.popleft()
+        proposals = self._drafting.propose(plan, result.results)
+        return result._replace(proposals=proposals) if proposals else result
 
     def _launch(self, plan: StepPlan, masks: Any) -> _InFlightStep:
         started = perf_counter()
@@ -203,7 +210,7 @@ class ModelRunner:
         scored = [(entry.slot, list(self._score(entry))) for entry in wanted.scored]
         end = None if draws or pooled or scored else self._place.end()
         return _InFlightStep(
-            plan.step,
+            plan,
             draws,
             samples,
             followers,
@@ -229,7 +236,7 @@ class ModelRunner:
         for slot, index in step.followers:
             result = rows[step.draws[index].slot]
             rows[slot] = self._taken(SlotResult(slot, result.tokens, error=result.error))
-        proposals = self._drafting.propose(rows.values())
+        drawn = list(rows.values())
         for pooled in step.pooled:
             rows[pooled.slot] = SlotResult(pooled.slot, pooled=pooled.wait())
         for row, parts in step.scored:
@@ -238,7 +245,8 @@ class ModelRunner:
             rows[row] = result._replace(prompt_logprobs=scores)
         rows.update((slot, SlotResult(slot, error=error)) for slot, error in step.failed.items())
         timings = StepTimings(step.build, step.forward, perf_counter() - started)
-        return StepResult(step.step, tuple(rows.values()), proposals, timings=timings)
+        proposals = self._drafting.propose(step.plan, drawn)
+        return StepResult(step.plan.step, tuple(rows.values()), proposals, timings=timings)
 
     def _taken(self, result: SlotResult) -> SlotResult:
         """A result whose tokens later plans may refer to."""

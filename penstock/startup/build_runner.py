@@ -14,7 +14,7 @@ from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
-from penstock.runtime.drafter import Drafter
+from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
 from penstock.runtime.graphs import (
     CudaGraphCapture,
@@ -138,7 +138,7 @@ def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
 
 
 def make_runner(
-    spec: EngineSpec, kv_types: Sequence[str], rows: int, drafter: Drafter | None = None
+    spec: EngineSpec, kv_types: Sequence[str], rows: int, drafting: Drafting | None = None
 ) -> tuple[ModelRunner, Executor]:
     """The runner of a loaded model, for so many sequences a step, and what runs its steps."""
     options = spec.options
@@ -167,7 +167,7 @@ def make_runner(
             pooler=Pooler(model.classifier, model.projection),
             graphs=graphs,
             warm_up=warm_up.run_next if warm_up else None,
-            drafter=drafter,
+            drafting=drafting,
         ),
     )
     return runner, executor

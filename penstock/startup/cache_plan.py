@@ -12,6 +12,7 @@ from math import prod
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, ModelFacts
+from penstock.config.speculation import speculation
 from penstock.core.kv.cache_spec import CacheGroup, CacheSpec, group_layers
 from penstock.startup.gpu_memory import DeviceMemory, described, share
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory
@@ -41,6 +42,7 @@ def memory_limits(
     """What the plan must respect, for options as they were asked for and as they are resolved."""
     assert options.max_model_len and options.max_num_seqs and options.max_num_batched_tokens
     available = machine.memory_available
+    drafts = speculation(asked.speculative_config)
     if gpu is not None:
         available = share(options, DeviceMemory(gpu.memory_total, gpu.memory_free))
     return MemoryLimits(
@@ -54,6 +56,7 @@ def memory_limits(
         kv_cache_memory_fixed=asked.kv_cache_memory is not None,
         kv_blocks=options.kv_blocks,
         enable_prefix_caching=options.enable_prefix_caching,
+        draft_states=drafts.num_speculative_tokens + 1 if drafts else 0,
         most_sequences=2 * options.max_num_seqs,  # half of them run, the rest is for cached prefixes
         attention_masks=gpu is None or bool(gpu.no_kernels),
         where="" if gpu is None else f", {described(options, gpu)}",

@@ -131,7 +131,9 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     plans = _weight_plans(model, checkpoint, concrete)
     weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), concrete)
-    limits = replace(memory_limits(options, concrete, machine, gpu), draft_states=drafts + 1 if drafts else 0)
+    limits = memory_limits(options, concrete, machine, gpu)
+    if drafts:
+        limits = replace(limits, draft_states=drafts + 1)
     if gpu is not None:
         memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
         smaller = partial(_quantized_bytes, facts, kernels, concrete, plans)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
-from penstock.runtime.drafter import Drafter
+from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import RecordedExecutor
 from penstock.startup.build_runner import load, make_runner
 from penstock.startup.engine_spec import hold_to_size, kernel_decisions, make_engine_spec
@@ -26,14 +26,14 @@ class FirstStart:
         vocab_size: of the model.
     """
 
-    def __init__(self, options: EngineOptions, drafter: Drafter | None = None) -> None:
+    def __init__(self, options: EngineOptions, drafting: Drafting) -> None:
         """Decides.
 
         Raises:
             PenstockError: as `make_engine_spec`.
         """
-        self._drafter = drafter
-        self._spec = make_engine_spec(options, drafts=drafter.most if drafter else 0)
+        self._drafting = drafting
+        self._spec = make_engine_spec(options, drafts=drafting.most)
         self.options, self.vocab_size = self._spec.options, self._spec.model.vocab_size
         # Files may change while they are read: what is kept is of those that were there before.
         self._identity = weights_identity(self.options, self._spec.checkpoint.path)
@@ -49,7 +49,7 @@ class FirstStart:
         options = spec.options
         whole = spec.model.whole_prompts
         limits = scheduler_options(options, spec.plan, whole_prompts=whole)
-        runner, executor = make_runner(spec, kv_types, limits.max_num_seqs, self._drafter)
+        runner, executor = make_runner(spec, kv_types, limits.max_num_seqs, self._drafting)
         mode, _, detail = executor.describe.partition(": ")
         step = Decision("step", mode, detail)
         levels = level_notes(options.arithmetic, executor.fast)
@@ -65,7 +65,7 @@ class FirstStart:
             parameters=spec.facts.parameters,
             stored=options.quantize or spec.facts.stored,
         )
-        if self._drafter is None and isinstance(executor, RecordedExecutor):
+        if isinstance(executor, RecordedExecutor):
             lasting = tuple(note for note in (*notes, *levels) if note.name != "packed weights")
             keep_start(spec, kv_types, executor, replace(told, settings=lasting), self._identity)
         hold_to_size(options)

@@ -16,9 +16,10 @@ from penstock.kernels.cpu.native import NativeSampling
 from penstock.kernels.cpu.packed import kv_layout, zero_pages
 from penstock.kernels.cpu.step_program import StepProgram, address
 from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.replay import ReplayExecutor
-from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
+from penstock.runtime.runner import PROMPT_LOGIT_ROWS, Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.kept_start import Again
 from penstock.startup.scheduling import scheduler_options, spare_states
@@ -54,8 +55,8 @@ class _Programs:
     keeps: Any
 
 
-def restarted(again: Again) -> Started:
-    """The model that was kept, ready to compute steps.
+def restarted(again: Again, drafting: Drafting) -> Started:
+    """The model that was kept, ready to compute steps, with drafts by `drafting`.
 
     Raises:
         JournalError: what was kept does not fit this library.
@@ -79,7 +80,7 @@ def restarted(again: Again) -> Started:
     groups = group_layers(kept.specs)
     builder = BatchBuilder(len(groups), rows, -(-plan.max_model_len // size), size, None)
     sampler = Sampler(kept.vocab_size, rows, NativeSampling(), again.options.logprobs_mode)
-    runner = ModelRunner(executor, memory, sampler, builder)
+    runner = ModelRunner(executor, memory, sampler, builder, Collaborators(drafting=drafting))
     log_plan(plan)
     return Started(again.options, plan, again.options.model, groups, False, runner, _told(again, executor.describe))
 

@@ -107,7 +107,7 @@ def test_plans_results_and_requests_survive_encoding() -> None:
     result = StepResult(7, rows, (Proposal(0, (5, 6), (-1, -1)),), (9, 8), (8,), StepTimings(1.0, 2.0, 3.0))
     facts = RequestFacts("tenant", "batch", 1e9, "trace")
     request = EngineRequest(
-        "id", (1, 2), params, adapter=1, adapter_digest="d", speculate=True, media=(MediaSpan("m", 0, 2),),
+        "id", (1, 2), params, adapter=1, adapter_digest="d", speculate=3, media=(MediaSpan("m", 0, 2),),
         encoder=EncoderInput("e", 9), facts=facts,
     )  # fmt: skip
     output = EngineOutput("id", 0, (1,), (scored,), (), FinishReason.STOP, None, 3)

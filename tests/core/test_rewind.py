@@ -44,7 +44,7 @@ def test_an_answer_goes_on_as_before_from_what_stays(
 def test_drafts_may_pass_where_a_state_was_to_be_kept(prompt: int) -> None:
     """The place was chosen when the sequence started anew, with more tokens than it has since the rewind."""
     engine = null_engine(vocab_size=3, rows=1, budget=4, drafter=Guesser(3, 8), checkpoints=12, caching=False)
-    one = replace(request("a", [1, 2, 0, 1, 2, 0, 1, 2, 1, 0, 1][:prompt], max_tokens=40), speculate=True)
+    one = replace(request("a", [1, 2, 0, 1, 2, 0, 1, 2, 1, 0, 1][:prompt], max_tokens=40), speculate=4)
     engine.add(one)
     collector = Collector()
     while len(collector.tokens.get(("a", 0), ())) < 20:

@@ -16,12 +16,21 @@ def plan_of(random_: random.Random) -> StepPlan:
     for slot in range(random_.randint(1, 8)):
         prompt = random_.choice([0, 0, 0, random_.randint(1, 60)])
         generated = 0 if prompt else random_.randint(1, 3)
-        spans.append(ScheduledTokens(slot, random_.randint(0, 2000), (1,) * (prompt + generated), prompt, 0, True, ()))
+        drafts = 0 if prompt else random_.choice([0, random_.randint(1, 6)])
+        tokens = (1,) * (prompt + generated + drafts)
+        spans.append(ScheduledTokens(slot, random_.randint(0, 2000), tokens, prompt, drafts, True, ()))
     return StepPlan(0, scheduled=tuple(spans))
 
 
 def true_seconds(shape: StepShape) -> float:
-    return 0.004 + 0.0002 * shape.prompt + 0.0005 * shape.generated + 1e-7 * shape.context + 0.0001 * shape.rows
+    return (
+        0.004
+        + 0.0002 * shape.prompt
+        + 0.0005 * shape.generated
+        + 1e-7 * shape.context
+        + 0.0001 * shape.rows
+        + (0.0003 * shape.drafts + 0.001 * (shape.drafts > 0))
+    )
 
 
 def test_costs_are_found_and_so_is_their_error() -> None:
@@ -52,7 +61,7 @@ def test_nothing_is_told_before_it_is_known() -> None:
 
 def test_a_plans_shape() -> None:
     spans = (ScheduledTokens(0, 10, (1, 2, 3), 2, 0, True, ()), ScheduledTokens(1, 5, (1, 2), 0, 1, True, ()))
-    assert StepShape.of(StepPlan(0, scheduled=spans)) == StepShape(prompt=2, generated=3, context=20, rows=2)
+    assert StepShape.of(StepPlan(0, scheduled=spans)) == StepShape(2, generated=2, context=20, rows=2, drafts=1)
 
 
 def test_an_engine_teaches_whoever_asks() -> None:

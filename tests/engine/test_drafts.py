@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ import pytest
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX
 from penstock.config.options import EngineOptions
 from penstock.core.constraint import Thinking
-from penstock.core.protocol import NewSequence, Proposal, SlotResult, TokenLogprobs
+from penstock.core.protocol import NewSequence, SlotResult, TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu import native
-from penstock.runtime.drafter import NoDrafter
+from penstock.runtime.drafters.drafter import Draft, NoDrafter
 from penstock.structured import grammar_state, manager, masks
 from penstock.structured.grammar_compiler import compute_mask
 from penstock.structured.grammar_state import GrammarState
@@ -63,15 +63,15 @@ class Rehearsed:
     def release(self, slot: int) -> None:
         del self.told[slot]
 
-    def propose(self, slots: Sequence[int]) -> list[Proposal]:
+    def propose(self, wanted: Mapping[int, int]) -> list[Draft]:
         found = []
-        for slot in slots:
+        for slot in wanted:
             key, said = self.told[slot]
-            wanted = self.answers[key][len(said) : len(said) + self.dice.randrange(self.most + 1)]
-            drafts = tuple(t if self.dice.randrange(8) < self.right else self.dice.randrange(101) for t in wanted)
+            coming = self.answers[key][len(said) : len(said) + self.dice.randrange(self.most + 1)]
+            drafts = tuple(t if self.dice.randrange(8) < self.right else self.dice.randrange(101) for t in coming)
             if drafts:
                 parents = (*range(-1, len(drafts) - 1), 0) if self.trees else ()
-                found.append(Proposal(slot, (*drafts, 7) if self.trees else drafts, parents))
+                found.append(Draft(slot, (*drafts, 7) if self.trees else drafts, 0, parents))
         return found
 
 
@@ -324,9 +324,9 @@ class Straying(NoDrafter):
     def take(self, slot: int, tokens: Sequence[int]) -> None:
         self.told[slot] += tokens
 
-    def propose(self, slots: Sequence[int]) -> list[Proposal]:
-        said = {slot: self.text.tokenizer.decode(self.told[slot]) for slot in slots}
-        return [Proposal(slot, self.drafts) for slot in slots if said[slot].endswith(self.behind)]
+    def propose(self, wanted: Mapping[int, int]) -> list[Draft]:
+        said = {slot: self.text.tokenizer.decode(self.told[slot]) for slot in wanted}
+        return [Draft(slot, self.drafts) for slot in wanted if said[slot].endswith(self.behind)]
 
 
 HEAVY, LIGHT = {"z": WORDS["properties"]["summary"]}, {"a": {"enum": ["on", "off"]}}

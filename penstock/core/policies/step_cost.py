@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.core.policies.least_squares import ForgettingFit
 from penstock.core.protocol import StepPlan, StepTimings
@@ -14,32 +14,38 @@ _LEAST_STEPS = 32  # before anything is told
 _EVERY = 16  # steps between two fits
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(NamedTuple):
     """What makes a step's cost.
 
     Attributes:
-        prompt, generated: tokens of either kind; drafts are generated ones.
+        prompt, generated: tokens of either kind.
         context: positions that the step's tokens attend to, summed over sequences.
         rows: sequences.
+        drafts: tokens that are verified.
     """
 
     prompt: int
     generated: int
     context: int
     rows: int
+    drafts: int = 0
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepShape:
         """That of a plan."""
-        prompt = sum(span.prompt_tokens for span in plan.scheduled)
-        context = sum(span.start + len(span.tokens) for span in plan.scheduled)
-        return cls(prompt, plan.num_tokens - prompt, context, len(plan.scheduled))
+        prompt = tokens = context = drafts = 0
+        for span in plan.scheduled:
+            prompt += span.prompt_tokens
+            tokens += len(span.tokens)
+            context += span.start + len(span.tokens)
+            drafts += span.draft_tokens
+        return cls(prompt, tokens - prompt - drafts, context, len(plan.scheduled), drafts)
 
     @property
     def columns(self) -> tuple[float, ...]:
-        """1, and what is counted."""
-        return (1.0, float(self.prompt), float(self.generated), float(self.context), float(self.rows))
+        """1, what is counted, and whether there are drafts: such a step is made another way."""
+        counted = (float(self.prompt), float(self.generated), float(self.context), float(self.rows))
+        return (1.0, *counted, float(self.drafts), float(self.drafts > 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,208 @@
+"""How many drafts are verified: as many as bring the batch the most tokens a second, none where none do.
+
+A draft is worth the probability that it and all before it are right, and costs what a step takes longer by one token.
+The best are taken while tokens over time rises. Both sides are learned while the engine works: acceptance by kind of
+draft, place in it and sequence; the price by `core.policies.step_cost`. What is not verified is judged too, by what
+came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from penstock.core.policies.step_cost import StepCost, StepShape
+from penstock.core.protocol import NewSequence, StepPlan
+from penstock.runtime.drafters.drafter import Draft
+
+_PRIOR: Final = 0.5  # acceptance of a first draft of which nothing is known
+_TRIALS: Final = 4.0  # drafts that an estimate counts for beside a sequence's own
+_MEMORY: Final = 256.0  # judged drafts of a kind and place after which one counts 1/e
+_OWN_MEMORY: Final = 32.0  # the same of a sequence
+_FIXED: Final = 0.8  # of a step of one token, before its price is known: what it takes with any number
+_LEAST_GAIN: Final = 1.02  # tokens a second with drafts over without, below which it is not worth the trouble
+_LONGEST_REST: Final = 32  # steps that a slot without useful drafts is not looked at
+
+
+class Depths(Protocol):
+    """Decides how many drafts are asked for, and which are verified."""
+
+    def begin(self, new: NewSequence) -> None:
+        """A sequence takes a slot."""
+
+    def release(self, slot: int) -> None:
+        """It has left it."""
+
+    def take(self, slot: int, tokens: Sequence[int]) -> None:
+        """What its last drafts are judged by: the tokens that came."""
+
+    def step(self, plan: StepPlan) -> None:
+        """What the last step was like, which the next is taken to be like."""
+
+    def wanted(self, slots: Iterable[int], most: int) -> Mapping[int, int]:
+        """For which of these slots a drafter that makes at most so many is asked, and for how many drafts."""
+
+    def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        """Those that are verified, cut to the length that pays."""
+
+
+class FixedDepths:
+    """All that a drafter makes, always."""
+
+    def begin(self, new: NewSequence) -> None:
+        """As Depths."""
+
+    def release(self, slot: int) -> None:
+        """As Depths."""
+
+    def take(self, slot: int, tokens: Sequence[int]) -> None:
+        """As Depths."""
+
+    def step(self, plan: StepPlan) -> None:
+        """As Depths."""
+
+    def wanted(self, slots: Iterable[int], most: int) -> Mapping[int, int]:
+        """As Depths."""
+        return dict.fromkeys(slots, most)
+
+    def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        """As Depths."""
+        return drafts
+
+
+@dataclass(slots=True)
+class _Rate:
+    """How often something came true, late ones counting more."""
+
+    right: float = 0.0
+    trials: float = 0.0
+
+    def add(self, right: bool, memory: float) -> None:
+        keep = 1.0 - 1.0 / memory
+        self.right = keep * self.right + right
+        self.trials = keep * self.trials + 1.0
+
+    def beside(self, prior: float) -> float:
+        """The rate, where few trials count less than what is thought without them."""
+        return (self.right + _TRIALS * prior) / (self.trials + _TRIALS)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What is known of a slot's drafts.
+
+    Attributes:
+        own: by kind, how often they were right.
+        judged: its last draft, verified or not.
+        most: drafts that its request allows.
+        resting, rest: steps in which it is not looked at, and how many there will be the next time.
+    """
+
+    most: int
+    own: dict[int, _Rate] = field(default_factory=dict)
+    judged: Draft | None = None
+    resting: int = 0
+    rest: int = 0
+
+
+class _Price(NamedTuple):
+    """Seconds of a step without drafts, what any drafts add, and what each adds."""
+
+    step: float
+    any: float
+    each: float
+
+
+class PricedDepths:
+    """Learns what drafts bring and cost, and chooses by it."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self._cost = cost
+        self._slots: dict[int, _Slot] = {}
+        self._rates: dict[tuple[int, int], _Rate] = {}  # by kind and place
+        self._shape = StepShape(0, 1, 1, 1)
+
+    def begin(self, new: NewSequence) -> None:
+        """As Depths."""
+        self._slots[new.slot] = _Slot(new.speculate)
+
+    def release(self, slot: int) -> None:
+        """As Depths."""
+        del self._slots[slot]
+
+    def step(self, plan: StepPlan) -> None:
+        """As Depths."""
+        self._shape = StepShape.of(plan)
+
+    def take(self, slot: int, tokens: Sequence[int]) -> None:
+        """As Depths."""
+        known = self._slots[slot]
+        draft, known.judged = known.judged, None
+        if draft is None:
+            return
+        own = known.own.setdefault(draft.kind, _Rate())
+        for place, (drafted, token) in enumerate(zip(draft.tokens, tokens, strict=False)):
+            right = drafted == token
+            own.add(right, _OWN_MEMORY)
+            self._rates.setdefault((draft.kind, place), _Rate()).add(right, _MEMORY)
+            if not right:
+                break
+
+    def wanted(self, slots: Iterable[int], most: int) -> Mapping[int, int]:
+        """As Depths."""
+        found = {}
+        for slot in slots:
+            known = self._slots[slot]
+            if known.resting:
+                known.resting -= 1
+            else:
+                found[slot] = min(most, known.most)
+                known.rest = min(max(1, 2 * known.rest), _LONGEST_REST)
+                known.resting = min(known.rest, max(2, 2 * self._shape.rows))  # taken back where a draft is chosen
+        return found
+
+    def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        """As Depths."""
+        worth: list[tuple[float, int]] = []  # of each draft, and which it is of
+        for number, draft in enumerate(drafts):
+            known = self._slots[draft.slot]
+            known.judged = draft
+            probability, prior = 1.0, _PRIOR
+            own = known.own.get(draft.kind, _Rate())
+            for place in range(len(draft.tokens)):
+                prior = self._rates.get((draft.kind, place), _Rate()).beside(prior)
+                probability *= own.beside(prior)
+                worth.append((probability, number))
+        worth.sort(key=lambda one: -one[0])
+        price, rows = self._price(), max(1, self._shape.rows)
+        least = _LEAST_GAIN * rows / price.step
+        lengths = [0] * len(drafts)
+        taken, tokens, seconds, best = 0, float(rows), price.step + price.any, 0.0
+        for probability, _ in worth:
+            tokens, seconds = tokens + probability, seconds + price.each
+            if tokens / seconds <= best:
+                break
+            best, taken = tokens / seconds, taken + 1
+        if best < least:
+            return ()
+        for _, number in worth[:taken]:
+            lengths[number] += 1
+        found = []
+        for draft, length in zip(drafts, lengths, strict=True):
+            if length:
+                known = self._slots[draft.slot]
+                known.resting = known.rest = 0
+                found.append(draft._replace(tokens=draft.tokens[:length]))
+        return found
+
+    def _price(self) -> _Price:
+        shape = self._shape._replace(drafts=0)
+        estimate = self._cost.estimate(shape)
+        if estimate is None or estimate.seconds <= 0.0:
+            each = (1.0 - _FIXED) / (_FIXED + (1.0 - _FIXED) * max(1, shape.rows))
+            return _Price(1.0, 0.0, each)
+        one, many = (self._cost.estimate(shape._replace(drafts=count)) for count in (1, 9))
+        assert one is not None and many is not None
+        each = max(0.0, (many.seconds - one.seconds) / 8)
+        return _Price(estimate.seconds, max(0.0, one.seconds - estimate.seconds - each), each)

@@ -1,0 +1,72 @@
+"""A sequence's tokens, kept so that earlier places like its end are found by comparing arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+Places = npt.NDArray[np.int64]
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no token is lost
+_LATEST: Final = 64  # places like the end that are looked at further: the last ones
+
+
+class History:
+    """Tokens that only grow. A lookup compares one array of 8 bytes a token; 100,000 tokens take about 50 µs."""
+
+    def __init__(self, tokens: Sequence[int], least: int) -> None:
+        """`least`: tokens that a place must have in common with the end, 1 to 4."""
+        self._least = least
+        self._pending: list[Sequence[int]] = [tokens]
+        self._size = 0
+        self._ids: Ids = np.empty(0, np.int32)
+        self._keys: npt.NDArray[np.uint64] = np.empty(0, np.uint64)  # of the `least` tokens that end there
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Tokens that follow; they are entered when somebody looks."""
+        self._pending.append(tokens)
+
+    def like_the_end(self, most: int) -> tuple[Ids, Places, int]:
+        """Earlier places whose tokens before are those at the end, as many as possible.
+
+        Returns:
+            All tokens; the positions behind such places, rising, at most 64; how many tokens they have in common with
+            the end, `least` to `most`.
+        """
+        self._enter()
+        size, ids = self._size, self._ids
+        nowhere = np.empty(0, np.int64)
+        if size <= self._least:
+            return ids[:size], nowhere, 0
+        places = np.flatnonzero(self._keys[self._least - 1 : size - 1] == self._keys[size - 1])[-_LATEST:]
+        places += self._least
+        common = self._least
+        while common < most and len(places):
+            longer = places[places > common]
+            longer = longer[ids[longer - common - 1] == ids[size - common - 1]]
+            if not len(longer):
+                break
+            places = longer
+            common += 1
+        return ids[:size], places, common
+
+    def _enter(self) -> None:
+        added = sum(map(len, self._pending))
+        if not added:
+            return
+        if self._size + added > len(self._ids):
+            room = max(64, 2 * (self._size + added))
+            self._ids, self._keys = np.resize(self._ids, room), np.resize(self._keys, room)
+        begin = self._size
+        for tokens in self._pending:
+            self._ids[self._size : self._size + len(tokens)] = tokens
+            self._size += len(tokens)
+        self._pending.clear()
+        keys = np.zeros(self._size - begin, np.uint64)
+        for back in range(min(self._least, self._size)):
+            before = self._ids[max(0, begin - back) : self._size - back].astype(np.uint64)
+            keys[len(keys) - len(before) :] = keys[len(keys) - len(before) :] * _MIX + before
+        self._keys[begin : self._size] = keys

@@ -1,0 +1,27 @@
+"""Drafters by the names of `--speculative-config`."""
+
+from __future__ import annotations
+
+from penstock.config.options import EngineOptions
+from penstock.config.speculation import Speculation, speculation
+from penstock.core.policies.step_cost import LearnedStepCost
+from penstock.runtime.drafters.depths import FixedDepths, PricedDepths
+from penstock.runtime.drafters.drafter import Drafter
+from penstock.runtime.drafters.drafting import Drafting
+from penstock.runtime.drafters.lookup import NgramDrafter, SuffixDrafter
+
+
+def drafting_of(options: EngineOptions, drafter: Drafter | None = None) -> Drafting:
+    """The drafter that options ask for, and who decides how much of its drafts is verified; of another one all is."""
+    asked = speculation(options.speculative_config)
+    if drafter is not None or asked is None:
+        return Drafting(drafter)
+    cost = LearnedStepCost()
+    return Drafting(_drafter(asked), PricedDepths(cost) if asked.adaptive else FixedDepths(), cost)
+
+
+def _drafter(asked: Speculation) -> Drafter:
+    most, least = asked.num_speculative_tokens, asked.prompt_lookup_min
+    if asked.method == "suffix":
+        return SuffixDrafter(most, least)
+    return NgramDrafter(most, least, asked.prompt_lookup_max)
