@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.report import arguments, report
 from penstock.config.samplers import SAMPLERS
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.runtime.sampler import row_settings
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.async_llm import AsyncLLM as AsyncLLM
+    from penstock.config.sampling import SamplingParams as SamplingParams
     from penstock.core.constraint import Grammar as Grammar
     from penstock.core.constraint import GrammarKind as GrammarKind
     from penstock.core.constraint import ToolChoice as ToolChoice
     from penstock.core.constraint import ToolMode as ToolMode
-    from penstock.core.sampling import SamplingParams as SamplingParams
     from penstock.llm import LLM as LLM
     from penstock.search.beam import BeamParams as BeamParams
 
@@ -31,7 +31,7 @@ __all__ = [
 _HOMES = (
     ("LLM", "penstock.llm"),
     ("AsyncLLM", "penstock.async_llm"),
-    ("SamplingParams", "penstock.core.sampling"),
+    ("SamplingParams", "penstock.config.sampling"),
     ("BeamParams", "penstock.search.beam"),
     ("Grammar", "penstock.core.constraint"),
     ("GrammarKind", "penstock.core.constraint"),

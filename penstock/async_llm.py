@@ -20,10 +20,10 @@ from penstock.config.errors import ConfigError
 from penstock.config.keywords import EngineKeywords
 from penstock.config.names import BUNDLED_MODEL, served_name
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineStats, GenerationRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineInfo
 from penstock.engine.frontend import Frontend
 from penstock.engine.pooling import Pooled, pool_all, score_pairs

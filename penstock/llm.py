@@ -15,9 +15,9 @@ from penstock.async_llm import AsyncLLM, Message, Params, Progress, Prompt, gath
 from penstock.completions import Completion
 from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.keywords import EngineKeywords
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import ANY_TOOL, ToolChoice
 from penstock.core.request import EngineStats
-from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineInfo
 from penstock.engine.pooling import Pooled
 from penstock.engine.thread_client import THREAD_NAME

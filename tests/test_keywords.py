@@ -12,7 +12,7 @@ import pytest
 
 from penstock.config.keywords import EngineKeywords
 from penstock.config.options import EngineOptions
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.sampling_keywords import AnswerKeywords, SamplingKeywords
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.report import arguments, report
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native

@@ -20,8 +20,8 @@ import torch
 from benchmarks.gpu.measure import Setting
 from benchmarks.gpu.shapes import config
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.layers.decoder import DecoderModel

@@ -98,8 +98,8 @@ def main() -> None:
 
         interpret_triton()
     from penstock.config.options import EngineOptions
+    from penstock.config.sampling import SamplingParams
     from penstock.core.request import EngineRequest
-    from penstock.core.sampling import SamplingParams
     from penstock.engine.build import build_engine
 
     imports = time.time() - started

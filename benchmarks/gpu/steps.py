@@ -8,8 +8,8 @@ from benchmarks.gpu.engines import ask, decode_seconds, decoding, prompt_seconds
 from benchmarks.gpu.measure import Figure, Setting
 from benchmarks.gpu.shapes import config
 from benchmarks.gpu.trace import GAP, Launch, idle_share, traced
+from penstock.config.sampling import SamplingParams
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.loop import Engine
 
 SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"

@@ -13,7 +13,7 @@ from time import perf_counter
 
 from llguidance import LLMatcher
 
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.engine.build import grammar_vocabulary
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.structured.grammar_compiler import compile_grammar, matcher_tokenizer

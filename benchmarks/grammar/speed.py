@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.report import arguments, report
 from penstock.config.environment import settle_torch
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.text.grammar.translate import translate

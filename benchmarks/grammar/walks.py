@@ -14,7 +14,7 @@ import jsonschema
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.structured.grammar_compiler import Vocabulary, compile_grammar, compute_mask, matcher_tokenizer
 from penstock.structured.grammar_state import GrammarState
 from penstock.text.grammar.translate import translate

@@ -11,8 +11,8 @@ from penstock.cli.conversation import Conversation
 from penstock.cli.server_client import Server
 from penstock.config.errors import ConfigError, RequestError
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.request import FinishReason
-from penstock.core.sampling import SamplingParams
 from penstock.engine.api import Delta, ToolCallDelta
 
 if TYPE_CHECKING:

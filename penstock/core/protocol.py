@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.pooling import PoolingParams
-from penstock.core.sampling import SamplingParams
 
 NULL_BLOCK = 0  # block 0 of every group is never handed out: padding and dropped sliding blocks point at it
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.pooling import PoolingParams
 from penstock.core.protocol import TokenLogprobs
-from penstock.core.sampling import SamplingParams
 
 PUBLIC = "*"
 """Owner of prompts that the operator has made known to everybody; digests of keys have other characters."""

@@ -18,10 +18,10 @@ from penstock.config.errors import (
     param_names,
 )
 from penstock.config.logprobs import within
+from penstock.config.sampling import SamplingParams, stream_key
 from penstock.config.token_mask import token_mask
 from penstock.core.constraint import Grammar, GrammarKind, Thinking, ToolMode
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest, Truncation
-from penstock.core.sampling import SamplingParams, stream_key
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
 from penstock.engine.loops import Loop

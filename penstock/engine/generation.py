@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, FinishReason
-from penstock.core.sampling import SamplingParams
 from penstock.engine.api import Delta, Outputs
 from penstock.engine.loops import REPEATED, Loop
 from penstock.text.parsers.events import Parsed

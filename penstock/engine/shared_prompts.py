@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from penstock.config.errors import ConfigError, RequestError, TemplateError
+from penstock.config.sampling import SamplingParams
 from penstock.core.counters import Counters
 from penstock.core.request import PUBLIC, EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 

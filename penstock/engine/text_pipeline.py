@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.text.parsers.format import AnswerFormat, choose
 from penstock.text.parsers.reading import visible_ids
 from penstock.text.template import ChatTemplate

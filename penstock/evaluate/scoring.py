@@ -13,8 +13,8 @@ from torch import Tensor
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence, ScheduledTokens
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import KernelSet
 from penstock.models.registry import Model, build_model
 from penstock.startup.build_runner import load, make_parts

@@ -39,7 +39,7 @@ ROW_ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """One sequence's sampling parameters and tokens; meanings as in `core.sampling.SamplingParams`.
+    """One sequence's sampling parameters and tokens; meanings as in `config.sampling.SamplingParams`.
 
     All token ids are below vocab_size. Equal logits rank by token id, lower first, everywhere.
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 from penstock.completions import CompletionOutput, collect
 from penstock.config.errors import ConfigError, EngineDeadError, ParameterError
 from penstock.config.logprobs import check_mode
+from penstock.config.sampling import SamplingParams
 from penstock.core.request import FinishReason, GenerationRequest
-from penstock.core.sampling import SamplingParams
 from penstock.program.pieces import Gen, Piece, Role, Select, parts_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.requests import Request
 
 if TYPE_CHECKING:
-    from penstock.core.sampling import SamplingParams
+    from penstock.config.sampling import SamplingParams
 
 ACCOUNT: Final = "penstock.account"
 """Key of a request's account in its ASGI scope."""

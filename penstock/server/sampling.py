@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.server.sampler_fields import SamplerBody, sampler_options
 from penstock.server.shapes import RequestBody, StopString, TokenIds, TokenKey, members, or_null
 

@@ -29,7 +29,7 @@ from penstock.config.logs import log_handler
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions, ServerOptions
 from penstock.config.resolve import validate
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.engine.api import EngineInfo
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline

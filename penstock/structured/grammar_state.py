@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import Thinking
-from penstock.core.sampling import SamplingParams
 from penstock.structured.banned_strings import BannedStrings
 from penstock.structured.grammar_compiler import allows_more
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.config.errors import ParameterError
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.text.mistral import mistral_template
 from penstock.weights.checkpoint import Checkpoint, text_config
 

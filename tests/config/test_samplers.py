@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config.errors import ParameterError
 from penstock.config.samplers import BY_NAME, SAMPLERS, SamplerParams, Step, order_names, priority_names, sampler_names
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 
 
 def names(**given: Any) -> list[str] | None:

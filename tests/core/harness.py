@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock.config.options import SchedulerOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import Thinking
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.policies.bounded_tier import BoundedTier
 from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
-from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
 from penstock.runtime.null_runner import NullRunner, mix, next_token

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from penstock.config.errors import ParameterError
+from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import (
@@ -26,7 +27,6 @@ from penstock.core.protocol import (
     last_sample,
 )  # fmt: skip
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason, RequestFacts
-from penstock.core.sampling import SamplingParams
 
 NUMBERS = (
     "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",

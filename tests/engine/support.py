@@ -13,10 +13,10 @@ from typing import Any
 
 from penstock.config.errors import EngineDeadError
 from penstock.config.options import SchedulerOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo, Outputs
 from penstock.engine.loop import Engine

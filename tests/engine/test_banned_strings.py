@@ -14,10 +14,10 @@ import pytest
 
 from penstock.config.errors import BANNED_AND_HELD, BANNED_TOO_OFTEN, ParameterError
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import Thinking
 from penstock.core.protocol import Runner, StepPlan
 from penstock.core.request import EngineOutput, EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.engine.so_far import SoFar

@@ -15,10 +15,10 @@ import pytest
 
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import Thinking
 from penstock.core.protocol import NewSequence, SlotResult, TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
-from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline

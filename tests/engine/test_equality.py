@@ -16,9 +16,9 @@ import torch
 
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
-from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineInfo
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine

@@ -20,9 +20,9 @@ from penstock.config.errors import (
     ParameterError,
     RequestError,
 )
+from penstock.config.sampling import SamplingParams, stream_key
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason, GenerationRequest
-from penstock.core.sampling import SamplingParams, stream_key
 from penstock.engine.api import Delta, EngineInfo, EngineState
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline

@@ -21,9 +21,9 @@ from penstock import LLM, Grammar, GrammarKind
 from penstock.config import limits
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX, ConfigError, OverloadedError, RequestError
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import Thinking
 from penstock.core.request import EngineRequest, FinishReason
-from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineInfo
 from penstock.engine.build import build_engine, grammar_vocabulary
 from penstock.engine.loop import Engine

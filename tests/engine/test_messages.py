@@ -24,10 +24,10 @@ from penstock.config.errors import (
 )
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
+from penstock.config.sampling import SamplingParams
 from penstock.core.policies.pace import Pace
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
-from penstock.core.sampling import SamplingParams
 from penstock.engine import messages, request_names
 from penstock.engine.api import EngineInfo
 from penstock.engine.event_sockets import EventSocket

@@ -15,9 +15,9 @@ import pytest
 
 from penstock.config import code
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine import build
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
@@ -37,7 +37,7 @@ STARTS = """
 import json, sys
 from penstock.config.options import EngineOptions
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.engine.build import build_engine
 engine, info = build_engine(EngineOptions(**json.loads(sys.argv[1])))
 sampling = SamplingParams(max_tokens=8, temperature=0.7, seed=3, logprobs=2, ignore_eos=True)
@@ -126,7 +126,7 @@ import json, os, sys
 from penstock.config.options import EngineOptions
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.engine.build import build_engine
 engine, _ = build_engine(EngineOptions(**json.loads(sys.argv[1])))
 without = "torch" not in sys.modules

@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
 from tests.engine.test_drafts import Rehearsed, again, check, made, run
 from tests.models import tiny
 

@@ -12,9 +12,9 @@ import pytest
 from penstock import LLM
 from penstock.config.errors import ParameterError, RequestError
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import Thinking
 from penstock.core.request import EngineOutput, EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.driver import EngineDriver
 from penstock.engine.loop import Engine

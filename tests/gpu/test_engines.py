@@ -16,9 +16,9 @@ from benchmarks.gpu.engines import ask
 from benchmarks.gpu.shapes import config
 from benchmarks.gpu.start import write_weights
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from tests.gpu.sizes import Sizes

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.kernels.devices import memory_meter
 from penstock.kernels.staging import CHUNK, to_device

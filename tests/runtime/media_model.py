@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from penstock.config.options import SchedulerOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec, group_layers
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineRequest
-from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
 from penstock.kernels.api import KernelSet, resolve_kernels

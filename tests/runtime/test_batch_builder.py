@@ -7,9 +7,9 @@ import weakref
 import pytest
 import torch
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence, ScheduledTokens, last_sample
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.runtime.batch_builder import BatchBuilder

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.kernels.reference.chain import is_green
 from penstock.kernels.reference.sampling import ReferenceSampling

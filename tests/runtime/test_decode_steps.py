@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence, ScheduledTokens, last_sample
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.step_program import DecodeProgram
 from penstock.models.registry import Model

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.guidance import share

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import NewSequence
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.layers.batch import Batch
 from penstock.layers.decoder import DecoderModel

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from penstock.config.samplers import SAMPLERS, SamplerParams
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import SamplingKernel

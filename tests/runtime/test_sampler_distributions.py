@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.runtime.sampler import Draw, Sampler

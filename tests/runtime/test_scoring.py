@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.config.logprobs import LOGPROBS_MODES, packed, unpacked
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence, TokenLogprobs
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import SamplingKernel

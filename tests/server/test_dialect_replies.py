@@ -16,9 +16,9 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import ToolChoice
 from penstock.core.request import EngineOutput, FinishReason, GenerationRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline

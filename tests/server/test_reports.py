@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from penstock.config.errors import ConfigError
 from penstock.config.logs import log_handler
 from penstock.config.options import ServerOptions
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.account import RequestAccount
 from penstock.server.reports import RequestReports

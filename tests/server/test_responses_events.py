@@ -14,9 +14,9 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from penstock.config.errors import EngineDeadError
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason
-from penstock.core.sampling import SamplingParams
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import checked_items

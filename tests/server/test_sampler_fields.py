@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from penstock.config.errors import ParameterError
 from penstock.config.samplers import SAMPLERS, order_names
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.server.dialects.ollama.schema import OllamaChatBody
 from penstock.server.dialects.ollama.translate import chat_call
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.config.errors import RequestError
+from penstock.config.sampling import SamplingParams
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
-from penstock.core.sampling import SamplingParams
 from penstock.structured.banned_strings import MOST_HERE, BannedStrings, Withheld, search
 from penstock.structured.manager import StructuredOutputManager
 from penstock.text.vocabulary import Vocabulary

@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, ParameterError, RequestError
+from penstock.config.sampling import SamplingParams
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import FinishReason, GenerationRequest
-from penstock.core.sampling import SamplingParams
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.account import account_of
 from penstock.server.auth import owner_of

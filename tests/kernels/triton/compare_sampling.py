@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from penstock.config.samplers import Step
+from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
-from penstock.core.sampling import SamplingParams
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import RowSettings
 from penstock.runtime.sampler import Draw, Sampler

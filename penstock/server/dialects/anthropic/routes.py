@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.config.errors import param_names
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.server.active_call import EventStream, complete, event, open_call_within_context
 from penstock.server.body import read_body, translated
 from penstock.server.context import ServerContext

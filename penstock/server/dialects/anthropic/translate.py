@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.errors import ParameterError, RequestError, format_value
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
-from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import declared, string_of, thinking_variables
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.errors import bad_value

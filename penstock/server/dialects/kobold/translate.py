@@ -10,9 +10,9 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ContextLengthError, ParameterError
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.request import GenerationRequest
-from penstock.core.sampling import SamplingParams
 from penstock.server.dialects.kobold.schema import KoboldBody
 from penstock.server.errors import Unavailable, refuse_unavailable
 from penstock.server.prompts import cache_salt

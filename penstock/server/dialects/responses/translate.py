@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config.errors import ParameterError
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
-from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import checked_messages, chosen_tools, declared, function_fields, template_kwargs
 from penstock.server.custom_tools import as_function
 from penstock.server.dialects.responses.items import Item, messages_of

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
+from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.request import GenerationRequest
-from penstock.core.sampling import SamplingParams
 from penstock.server.dialects.sglang.schema import SglangBody, SglangParams, SglangPoolingBody
 from penstock.server.errors import Unavailable, refuse_unavailable
 from penstock.server.prompts import prompts_of

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.config.errors import RequestError, param_names
-from penstock.core.sampling import SamplingParams
+from penstock.config.sampling import SamplingParams
 from penstock.server.active_call import ActiveCall, complete, open_call
 from penstock.server.body import read_body, translated
 from penstock.server.dialects.responses.compaction import SHARE, content_of, kept, summary_request
