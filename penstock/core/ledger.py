@@ -100,6 +100,7 @@ class Ledger:
                 None if sequence.reported else sequence.queue_seconds,
                 sequence.preemptions,
                 result.pooled,
+                (sequence.drafted, sequence.accepted),
             )
         )
         sequence.reported = sequence.cached_tokens is not None

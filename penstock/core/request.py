@@ -79,6 +79,7 @@ class GenerationRequest:
         thinking_budget: most tokens of reasoning, None for no limit.
         truncation: how a prompt is cut that is too long; None to refuse it.
         repetition: when an answer that repeats itself ends; None for never.
+        speculate: most drafts of a step, 0 for none; None for as many as the engine makes.
     """
 
     request_id: str
@@ -100,6 +101,7 @@ class GenerationRequest:
     thinking_budget: int | None = None
     truncation: Truncation | None = None
     repetition: Repetition | None = None
+    speculate: int | None = None
 
     @property
     def live_id(self) -> str:
@@ -195,6 +197,7 @@ class EngineOutput(NamedTuple):
         queue_seconds: on the first output: time from arrival to the step that admitted the sequence.
         preemptions: times the sequence was preempted so far.
         pooled: on the last output of a request that pools: its result, float32 in the machine's byte order.
+        drafts: how many of its drafts were verified so far, and how many of those were right.
     """
 
     request_id: str
@@ -208,6 +211,7 @@ class EngineOutput(NamedTuple):
     queue_seconds: float | None = None
     preemptions: int = 0
     pooled: bytes | None = None
+    drafts: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

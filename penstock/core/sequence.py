@@ -83,6 +83,7 @@ class Sequence:
         arrived: when it was queued, on the monotonic clock.
         cached_tokens: prompt tokens found in the cache at first admission; None before it.
         queue_seconds: from arrival to first admission; None before it.
+        drafted, accepted: drafts that were verified, and those that were right.
         reported: whether its first output, which carries cached_tokens, was sent.
         scored: prompt positions whose log-probabilities were reported.
         awaits: the sequence that is computing its prefix, and how many committed tokens it waits for.
@@ -108,6 +109,8 @@ class Sequence:
     allocation: Allocation | None = None
     loading: bool = False
     preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
     arrived: float = 0.0
     cached_tokens: int | None = None
     queue_seconds: float | None = None

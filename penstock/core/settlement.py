@@ -56,6 +56,8 @@ class Settlement:
         counters = self._ledger.counters
         counters.drafted_tokens += len(entry.drafts)
         counters.accepted_tokens += accepted
+        sequence.drafted += len(entry.drafts)
+        sequence.accepted += accepted
         sequence.rewind(committed)
         assert sequence.allocation is not None
         self._cache.ops += self._cache.states.settle(sequence.allocation, entry.slot, committed - entry.end)

@@ -45,6 +45,7 @@ class EngineInfo:
         parameters: values in all weights; 0 where nobody knows.
         stored: what most of them are stored as: "bf16", "q4_k", "gptq"; "" where nobody knows.
         max_logprobs, logprobs_mode: as in EngineOptions.
+        drafts: most of a sequence that a step verifies; 0 where nothing is speculated about.
     """
 
     model: str
@@ -67,6 +68,7 @@ class EngineInfo:
     stored: str = ""
     max_logprobs: int = MAX_TOP_LOGPROBS
     logprobs_mode: str = "raw_logprobs"
+    drafts: int = 0
 
 
 class Outputs(Protocol):

@@ -83,7 +83,7 @@ def _built(
     if options.shared_prompts:
         text = TextPipeline.load(options.model, cache=options.pack_cache)
         pin_shared_prompts(engine, text, options.shared_prompts)
-    return engine, _info(started)
+    return engine, _info(started, drafting.most)
 
 
 def _again(claim: Claim, progress: Callable[[int, int], None] | None, drafting: Drafting) -> Started | None:
@@ -119,7 +119,7 @@ def grammar_vocabulary(text: TextPipeline, size: int) -> Vocabulary:
     return Vocabulary(size, text.tokenizer.token_bytes, encode, text.tokenizer.special_ids, text.eos_ids)
 
 
-def _info(started: Started) -> EngineInfo:
+def _info(started: Started, drafts: int) -> EngineInfo:
     options = started.options
     told = started.told
     assert options.max_num_seqs and options.max_num_batched_tokens and options.served_model_name
@@ -144,4 +144,5 @@ def _info(started: Started) -> EngineInfo:
         stored=told.stored,
         max_logprobs=options.max_logprobs,
         logprobs_mode=options.logprobs_mode,
+        drafts=drafts,
     )

@@ -104,6 +104,7 @@ class Frontend:
                 owner=request.owner,
                 grammar=grammar,
                 thinking=self._thinking(request, reading, grammar is not None),
+                speculate=self.info.drafts if request.speculate is None else min(request.speculate, self.info.drafts),
             )
         )
         try:

@@ -22,6 +22,7 @@ class TextGeneration:
         prompt_ids: the prompt in tokens.
         cached_tokens: prompt tokens that came from the prefix cache (0 until the first delta).
         queue_seconds: time from arrival in the engine to admission (None until the first delta).
+        drafts: by sequence, how many of its drafts were verified so far, and how many of those were right.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class TextGeneration:
         self.prompt_ids = prompt_ids
         self.cached_tokens = 0
         self.queue_seconds: float | None = None
+        self.drafts: dict[int, tuple[int, int]] = {}
         self._sampling = sampling
         self._eos_ids = eos_ids
         self._first: EngineOutput | None = first
@@ -76,6 +78,7 @@ class TextGeneration:
         """Makes its deltas: more than one where what it brings has another order than a delta is told in."""
         if output.cached_tokens is not None and output.sequence == 0:  # the others share what the first computes
             self.cached_tokens, self.queue_seconds = output.cached_tokens, output.queue_seconds
+        self.drafts[output.sequence] = output.drafts
         self._prompt_logprobs.extend(output.prompt_logprobs)
         reader = self._sequences.get(output.sequence)
         if reader is None or not (output.tokens or output.finish_reason):

@@ -36,6 +36,10 @@ class BestOf:
     def queue_seconds(self) -> float | None:
         return self._generation.queue_seconds
 
+    @property
+    def drafts(self) -> dict[int, tuple[int, int]]:
+        return self._generation.drafts
+
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 

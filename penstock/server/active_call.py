@@ -167,11 +167,19 @@ class ActiveCall:
         queued = min((generation.queue_seconds or 0.0 for generation in of), default=0.0)
         first = min((clock.first for clock in clocks), default=self.started)
         last = max((clock.last for clock in clocks), default=first)
+        drafted, accepted = self.drafts if prompt is None else of[0].drafts.get(sequence, (0, 0))
         return {
             "cache_n": cached,
             **_pace("prompt", computed, first - self.started - queued),
             **_pace("predicted", sum(clock.tokens for clock in clocks), last - first),
+            **({"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}),
         }
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Of all sequences: how many drafts were verified so far, and how many of those were right."""
+        every = [counts for generation in self.generations for counts in generation.drafts.values()]
+        return sum(drafted for drafted, _ in every), sum(accepted for _, accepted in every)
 
     def _spoken(self) -> list[Clock]:
         """Of all sequences that have tokens."""

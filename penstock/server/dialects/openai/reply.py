@@ -119,8 +119,12 @@ class OpenAIReply:
             "total_tokens": prompt + self._completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self._active.cached_tokens},
         }
-        if self._call.chat:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
+        details: dict[str, int] = {"reasoning_tokens": self._reasoning_tokens} if self._call.chat else {}
+        drafted, accepted = self._active.drafts
+        if drafted:
+            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        if details:
+            usage["completion_tokens_details"] = details
         return usage
 
     def _take(self, index: int, delta: Delta) -> None:
