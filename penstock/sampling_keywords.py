@@ -61,6 +61,7 @@ class SamplingKeywords(TypedDict, total=False):
     bad_words: Sequence[str] | None
     bad_words_ids: Sequence[Sequence[int]] | None
     stop: str | Sequence[str] | None
+    num_speculative_tokens: int | None
     stop_regex: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     include_stop_str_in_output: bool

@@ -57,6 +57,8 @@ class SamplingParams(SamplerParams):
         banned_strings: texts that never appear in the answer, whatever their case: it is taken back to before one that
             has appeared, and goes on with another token there.
         stop_regex: patterns at which the output ends as at `stop`; their syntax is that of `text.stop_patterns`.
+        num_speculative_tokens: most tokens that are proposed for a step to verify, 0 for none; None for as many as the
+            engine proposes. It changes no answer.
 
     Raises:
         ParameterError: a value is outside its documented range.
@@ -77,6 +79,7 @@ class SamplingParams(SamplerParams):
     skip_special_tokens: bool = True
     banned_strings: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
+    num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         self._take_lists()
@@ -112,6 +115,8 @@ class SamplingParams(SamplerParams):
             check_integer(name, getattr(self, name), 0, limits.MAX_TOKENS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.num_speculative_tokens is not None:
+            check_integer("num_speculative_tokens", self.num_speculative_tokens, 0, limits.MAX_TOKENS)
         if self.seed is not None:
             check_integer("seed", self.seed, limits.MIN_SEED, limits.MAX_SEED)
         for name in ("logprobs", "prompt_logprobs"):

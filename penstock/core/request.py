@@ -79,7 +79,6 @@ class GenerationRequest:
         thinking_budget: most tokens of reasoning, None for no limit.
         truncation: how a prompt is cut that is too long; None to refuse it.
         repetition: when an answer that repeats itself ends; None for never.
-        speculate: most drafts of a step, 0 for none; None for as many as the engine makes.
     """
 
     request_id: str
@@ -101,7 +100,6 @@ class GenerationRequest:
     thinking_budget: int | None = None
     truncation: Truncation | None = None
     repetition: Repetition | None = None
-    speculate: int | None = None
 
     @property
     def live_id(self) -> str:

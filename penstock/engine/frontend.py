@@ -104,7 +104,7 @@ class Frontend:
                 owner=request.owner,
                 grammar=grammar,
                 thinking=self._thinking(request, reading, grammar is not None),
-                speculate=self.info.drafts if request.speculate is None else min(request.speculate, self.info.drafts),
+                speculate=self._drafts(sampling),
             )
         )
         try:
@@ -225,6 +225,10 @@ class Frontend:
         return cut_tokens(
             ids, max(1, context - how.reserved) if how.tokens is None else how.tokens, how.keep_end, around
         )
+
+    def _drafts(self, sampling: SamplingParams) -> int:
+        asked, most = sampling.num_speculative_tokens, self.info.drafts
+        return most if asked is None else min(asked, most)
 
     async def _held(self, request: GenerationRequest, reading: Reading | None) -> Grammar | None:
         """What the answer is held to, as the engine takes it: by its own grammar, or by functions it may or must call.

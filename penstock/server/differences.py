@@ -36,7 +36,7 @@ _NO_EXTENSIONS = "Extensions of other engines are not here; leave it out."
 _NO_TRANSFER = "Keys and values are not handed from one engine to another here; leave it out."
 _NO_SLOTS = "Every request finds what others have computed of its prompt; there are no slots to choose."
 _NO_SHIFT = "The context is never shifted: an answer ends where it is full."
-_NO_DRAFTS = "A request does not say how drafts are made."
+_NO_DRAFTS = "num_speculative_tokens says how many drafts a step verifies; how they are made is the server's."
 _NO_BEAMS_OF_TOKENS = "Log-probabilities are told of the token that was taken and of the likeliest: send top_logprobs."
 
 _VLLM: Mapping[str, Difference] = MappingProxyType(

@@ -99,6 +99,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "metadata": "Kept with the request and given back; nothing else depends on it.",
         "min_p": "Drop tokens below this share of the likeliest one's probability.",
         "min_tokens": "Fewest tokens before the answer may end.",
+        "num_speculative_tokens": "Most drafts that a step verifies, 0 for none; it changes no answer.",
         "model": "The model that answers. Default: the one there is.",
         "model_name": "The model.",
         "model_uid": "The name under which the model is to be known.",

@@ -61,6 +61,7 @@ class SamplingBody(RequestBody):
     skip_special_tokens: bool | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS)] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
 
 
 class HintedBody(SamplingBody):

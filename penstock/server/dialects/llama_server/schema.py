@@ -48,6 +48,7 @@ class LlamaSampling(SamplerBody):
     logprobs: Alternatives | None = None
     post_sampling_probs: bool | None = None
     n_indent: Whole | None = None
+    drafts: Annotated[Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None, Field(alias="speculative.n_max")] = None
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=2**53)] | None = None
     cache_prompt: bool | None = None
     stream: bool | None = None

@@ -66,6 +66,7 @@ SENT: Mapping[str, str] = MappingProxyType(
         "max_tokens": "n_predict",
         "n": "n_cmpl",
         "logprobs": "n_probs",
+        "num_speculative_tokens": "speculative.n_max",
         "bad_words": "logit_bias",
     }
 )
@@ -135,6 +136,7 @@ def sampling_of(body: LlamaSampling, frontend: Frontend) -> SamplingParams:
         bad_words_ids=tuple(dict.fromkeys(banned)),
         ignore_eos=bool(body.ignore_eos),
         logprobs=probs or None,
+        num_speculative_tokens=body.drafts,
     )
 
 

@@ -43,6 +43,7 @@ class Options(Loose):
     """How to sample. Those that load a model another way (num_ctx, num_gpu …) have no effect on one that is loaded."""
 
     num_predict: Annotated[int, Field(ge=-2, le=limits.MAX_TOKENS)] | None = None
+    draft_num_predict: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

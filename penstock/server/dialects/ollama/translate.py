@@ -19,7 +19,9 @@ from penstock.server.sampling import least
 from penstock.server.structured import object_grammar, schema_grammar
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.9})  # Ollama's
-_OURS: Mapping[str, str] = MappingProxyType({"repeat_penalty": "repetition_penalty", "tfs_z": "tfs"})
+_OURS: Mapping[str, str] = MappingProxyType(
+    {"repeat_penalty": "repetition_penalty", "tfs_z": "tfs", "draft_num_predict": "num_speculative_tokens"}
+)
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty"),
     *("repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta"),
@@ -29,6 +31,7 @@ SENT: Mapping[str, str] = MappingProxyType(
         **{name: f"options.{name}" for name in (*_SAME, "stop")},
         "repetition_penalty": "options.repeat_penalty",
         "tfs": "options.tfs_z",
+        "num_speculative_tokens": "options.draft_num_predict",
         "max_tokens": "options.num_predict",
         "logprobs": "top_logprobs",
         "chat_template": "template",
@@ -69,9 +72,9 @@ def chat_call(body: OllamaChatBody, defaults: Mapping[str, Any]) -> OllamaCall:
     Raises:
         RequestError: a value that is not served.
     """
+    tools = checked_tools([{"type": "function", **tool} for tool in body.tools or ()])
     if not body.messages:
         return _call(body, None, chat=True)
-    tools = checked_tools([{"type": "function", **tool} for tool in body.tools or ()])
     messages = checked_messages([_message(index, message) for index, message in enumerate(body.messages)])
     continued = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
     return _call(
