@@ -8,7 +8,7 @@ came.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -40,8 +40,8 @@ class Depths(Protocol):
     def step(self, plan: StepPlan) -> None:
         """What the last step was like, which the next is taken to be like."""
 
-    def wanted(self, slots: Iterable[int], most: int) -> Mapping[int, int]:
-        """For which of these slots a drafter that makes at most so many is asked, and for how many drafts."""
+    def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
+        """For which of these slots the drafter is asked, and for how many drafts, where it may be for so many."""
 
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """Those that are verified, cut to the length that pays."""
@@ -62,9 +62,9 @@ class FixedDepths:
     def step(self, plan: StepPlan) -> None:
         """As Depths."""
 
-    def wanted(self, slots: Iterable[int], most: int) -> Mapping[int, int]:
+    def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
         """As Depths."""
-        return dict.fromkeys(slots, most)
+        return most
 
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """As Depths."""
@@ -95,11 +95,9 @@ class _Slot:
     Attributes:
         own: by kind, how often they were right.
         judged: its last draft, verified or not.
-        most: drafts that its request allows.
         resting, rest: steps in which it is not looked at, and how many there will be the next time.
     """
 
-    most: int
     own: dict[int, _Rate] = field(default_factory=dict)
     judged: Draft | None = None
     resting: int = 0
@@ -125,7 +123,7 @@ class PricedDepths:
 
     def begin(self, new: NewSequence) -> None:
         """As Depths."""
-        self._slots[new.slot] = _Slot(new.speculate)
+        self._slots[new.slot] = _Slot()
 
     def release(self, slot: int) -> None:
         """As Depths."""
@@ -149,15 +147,15 @@ class PricedDepths:
             if not right:
                 break
 
-    def wanted(self, slots: Iterable[int], most: int) -> Mapping[int, int]:
+    def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
         """As Depths."""
         found = {}
-        for slot in slots:
+        for slot, length in most.items():
             known = self._slots[slot]
             if known.resting:
                 known.resting -= 1
             else:
-                found[slot] = min(most, known.most)
+                found[slot] = length
                 known.rest = min(max(1, 2 * known.rest), _LONGEST_REST)
                 known.resting = min(known.rest, max(2, 2 * self._shape.rows))  # taken back where a draft is chosen
         return found

@@ -23,7 +23,7 @@ class Drafting:
         self.cost = cost
         self._drafter: Drafter = drafter or NoDrafter()
         self._depths: Depths = depths or FixedDepths()
-        self._slots: set[int] = set()
+        self._slots: dict[int, int] = {}  # most drafts of each at a time
 
     @property
     def most(self) -> int:
@@ -33,14 +33,14 @@ class Drafting:
     def add_row(self, new: NewSequence) -> None:
         """A sequence takes a slot."""
         if new.speculate and new.pooling is None:
-            self._slots.add(new.slot)
+            self._slots[new.slot] = min(new.speculate, self._drafter.most)
             self._drafter.begin(new)
             self._depths.begin(new)
 
     def release_row(self, slot: int) -> None:
         """A slot is free again."""
         if slot in self._slots:
-            self._slots.remove(slot)
+            del self._slots[slot]
             self._drafter.release(slot)
             self._depths.release(slot)
 
@@ -54,13 +54,13 @@ class Drafting:
         """What may follow what a step has drawn."""
         if not self._slots:
             return ()
-        slots: list[int] = []
+        drawn: dict[int, int] = {}
         for result in results:
             if result.tokens and result.slot in self._slots:
                 self.take(result.slot, result.tokens)
-                slots.append(result.slot)
+                drawn[result.slot] = self._slots[result.slot]
         self._depths.step(plan)
-        wanted = self._depths.wanted(slots, self._drafter.most)
+        wanted = self._depths.wanted(drawn)
         if not wanted:
             return ()
         chosen = self._depths.chosen(self._drafter.propose(wanted))

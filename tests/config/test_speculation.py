@@ -1,0 +1,43 @@
+"""What --speculative-config may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import validate
+from penstock.config.speculation import Speculation, speculation
+
+
+def test_what_is_said() -> None:
+    assert speculation(None) is None
+    assert speculation('{"method": "suffix"}') == Speculation("suffix")
+    asked = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 3}'
+    assert speculation(asked) == Speculation("ngram", 5, 3, 5)
+    assert speculation('{"model": "[ngram]", "prompt_lookup_max": 1}') == Speculation("ngram", 12, 1, 1)
+    assert speculation('{"method": "suffix", "adaptive": false}') == Speculation("suffix", adaptive=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("suffix", "a JSON object"),
+        ("[1]", "a JSON object"),
+        ("[" * 100_000, "a JSON object"),
+        ("{}", "method is null"),
+        ('{"method": "magic"}', 'method ngram or suffix, but method is "magic"'),
+        ('{"method": "eagle3", "model": "m"}', "eagle3 is not here yet"),
+        ('{"method": "suffix", "num_speculative_tokens": 0}', "num_speculative_tokens from 1 to 32"),
+        ('{"method": "suffix", "num_speculative_tokens": true}', "num_speculative_tokens from 1 to 32"),
+        ('{"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}', "prompt_lookup_max from 4 to 64"),
+        ('{"method": "ngram", "prompt_lookup_max": "3"}', "prompt_lookup_max from"),
+        ('{"method": "suffix", "depth": 3}', "but not depth"),
+        ('{"method": "suffix", "adaptive": 1}', "adaptive true or false"),
+        ('{"method": ["suffix"]}', "method ngram or suffix"),
+    ],
+)
+def test_what_is_refused_and_how(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match="--speculative-config is") as refusal:
+        validate(EngineOptions(speculative_config=text))
+    assert told in str(refusal.value)

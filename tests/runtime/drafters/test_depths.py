@@ -1,0 +1,100 @@
+"""How many drafts are verified follows from what they bring and cost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.config.sampling import SamplingParams
+from penstock.core.policies.step_cost import Estimate, StepShape
+from penstock.core.protocol import NewSequence, ScheduledTokens, StepPlan, StepTimings
+from penstock.runtime.drafters.depths import PricedDepths
+from penstock.runtime.drafters.drafter import Draft
+
+
+class Known:
+    """Steps cost what they are said to."""
+
+    def __init__(self, fixed: float, each: float, any_drafts: float = 0.0) -> None:
+        self.fixed, self.each, self.any_drafts = fixed, each, any_drafts
+
+    def learn(self, plan: StepPlan, timings: StepTimings) -> None:
+        pass
+
+    def estimate(self, shape: StepShape) -> Estimate | None:
+        extra = self.any_drafts * (shape.drafts > 0)
+        return Estimate(self.fixed + self.each * (shape.rows + shape.drafts) + extra, 0.0)
+
+
+def new(slot: int) -> NewSequence:
+    return NewSequence(slot, f"r{slot}", 0, (1,), (), 0, ((),), SamplingParams(), speculate=8)
+
+
+def plan_of(rows: int) -> StepPlan:
+    return StepPlan(0, scheduled=tuple(ScheduledTokens(slot, 9, (1,), 0, 0, True, ()) for slot in range(rows)))
+
+
+def lived(cost: Known, right: float, rows: int = 1, steps: int = 400) -> tuple[float, PricedDepths]:
+    """Mean length of what is verified once acceptance is known: each draft is right as often as `right`."""
+    dice, depths = random.Random(7), PricedDepths(cost)
+    for slot in range(rows):
+        depths.begin(new(slot))
+    lengths: list[int] = []
+    for step in range(steps):
+        depths.step(plan_of(rows))
+        wanted = depths.wanted(dict.fromkeys(range(rows), 8))
+        chosen = depths.chosen([Draft(slot, (1,) * most) for slot, most in wanted.items()])
+        taken = {draft.slot: len(draft.tokens) for draft in chosen}
+        for slot in range(rows):
+            accepted = 0
+            while accepted < taken.get(slot, 0) and dice.random() < right:
+                accepted += 1
+            last = 0 if accepted < taken.get(slot, 0) else int(dice.random() < right)
+            depths.take(slot, [1] * accepted + [last])
+        if step > steps // 2:
+            lengths += [taken.get(slot, 0) for slot in wanted]
+    return sum(lengths) / max(1, len(lengths)), depths
+
+
+def speed(cost: Known, right: float, rows: int, depth: int) -> float:
+    """Tokens a second with the same depth for all rows."""
+    tokens = rows * sum(right**place for place in range(depth + 1))
+    return tokens / (cost.fixed + cost.each * rows * (1 + depth) + (cost.any_drafts if depth else 0.0))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 48])
+@pytest.mark.parametrize("right", [0.05, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("cost", [Known(0.02, 0.001), Known(0.02, 0.01), Known(0.0, 0.01), Known(0.02, 0.002, 0.01)])
+def test_the_depth_is_as_good_as_the_best_fixed_one(cost: Known, right: float, rows: int) -> None:
+    length, _ = lived(cost, right, rows)
+    best = max(speed(cost, right, rows, depth) for depth in range(9))
+    assert speed(cost, right, rows, round(length)) >= 0.95 * best
+
+
+def test_where_nothing_is_gained_nothing_is_verified_nor_looked_for() -> None:
+    length, depths = lived(Known(0.0, 0.01), 0.5, rows=32)
+    assert length == 0.0
+    looked = 0
+    for _ in range(64):
+        depths.step(plan_of(32))
+        wanted = depths.wanted(dict.fromkeys(range(32), 8))
+        depths.chosen([Draft(slot, (1,) * most) for slot, most in wanted.items()])
+        looked += len(wanted)
+    assert looked <= 64 * 32 / 16
+
+
+def test_a_sequence_that_is_wrong_gets_fewer_than_one_that_is_right() -> None:
+    dice, depths = random.Random(1), PricedDepths(Known(0.02, 0.004))
+    depths.begin(new(0))
+    depths.begin(new(1))
+    total = {0: 0, 1: 0}
+    for _ in range(200):
+        depths.step(plan_of(2))
+        wanted = depths.wanted({0: 8, 1: 8})
+        chosen = depths.chosen([Draft(slot, (1,) * most) for slot, most in wanted.items()])
+        for draft in chosen:
+            total[draft.slot] += len(draft.tokens)
+        for slot, right in ((0, 0.95), (1, 0.05)):
+            depths.take(slot, [1 if dice.random() < right else 0 for _ in range(8)])
+    assert total[0] > 6 * total[1]
