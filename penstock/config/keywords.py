@@ -42,3 +42,5 @@ class EngineKeywords(TypedDict, total=False):
     reasoning_parser: str | None
     max_logprobs: int
     logprobs_mode: str
+    hf_overrides: str | None
+    pooler_config: str | None

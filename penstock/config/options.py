@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS
+from penstock.config.model_settings import as_json
 
 GPUS = ("cuda", "rocm", "xpu", "mps")
 SHORT_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -58,6 +59,8 @@ class EngineOptions:
             (docs/tools.md), "none" for none; None finds them from the chat template.
         max_logprobs: most alternatives of a token that requests may ask for, -1 for the whole vocabulary.
         logprobs_mode: what is told as log-probabilities, one of `config.logprobs.LOGPROBS_MODES`.
+        hf_overrides: values for fields of the model's configuration, an object or its JSON.
+        pooler_config: how the model pools, under vLLM's names: `config.model_settings.PoolerSettings`, or its JSON.
     """
 
     model: str = "penstock-concierge"
@@ -95,12 +98,16 @@ class EngineOptions:
     reasoning_parser: str | None = None
     max_logprobs: int = MAX_TOP_LOGPROBS
     logprobs_mode: str = "raw_logprobs"
+    hf_overrides: str | None = None
+    pooler_config: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("dtype", "kv_cache_dtype"):
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, SHORT_TYPES.get(value, value))
+        for name in ("hf_overrides", "pooler_config"):
+            object.__setattr__(self, name, as_json(getattr(self, name), name))
 
     @property
     def device_kind(self) -> str:

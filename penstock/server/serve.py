@@ -282,7 +282,7 @@ def http_side(options: EngineOptions, server: ServerOptions) -> tuple[TextPipeli
     """
     from penstock.server.app import create_app
 
-    text = TextPipeline.load(options.model, options.tool_call_parser, options.reasoning_parser, options.pack_cache)
+    text = TextPipeline.of(options)
     if server.chat_template is not None:
         text = text.templated(server.chat_template, options.tool_call_parser, options.reasoning_parser)
     if server.default_sampling:
