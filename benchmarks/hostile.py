@@ -62,8 +62,8 @@ _USUAL: Mapping[str, Any] = {
     **dict.fromkeys(
         ("input", "prompt", "query", "text_1", "text_2", "text", "content", "inputs", "text_input"), "Hello"
     ),
-    **dict.fromkeys(("texts", "documents", "items"), ["Hello"]),
-    **dict.fromkeys(("tokens", "token_ids", "label_token_ids"), [1, 2]),
+    **{key: ["Hello"] for key in ("texts", "documents", "items")},
+    **{key: [1, 2] for key in ("tokens", "token_ids", "label_token_ids")},
     **dict.fromkeys(("max_tokens", "max_new_tokens", "n_predict", "max_length", "num_predict"), 2),
     "sampling_params": {"max_new_tokens": 2},
     "parameters": {"max_new_tokens": 2},
