@@ -1,9 +1,9 @@
 """Two hundred thousand odd requests over all routes of a real server, while an operator's probe goes on.
 
-Passes if no answer is a 5xx but the documented 501, every refusal has the shape of its dialect's errors, none takes more
-than `--cpu` seconds of the HTTP process's CPU, the 99th percentile of /livez stays within `--probe` seconds, and resident
-memory does not grow over the second half. The slowest requests, by the clock, and the largest are sent again alone to
-measure their CPU, three times, of which the least counts: the machine may be shared.
+Passes if no answer is a 5xx but the documented 501, every refusal has its dialect's shape of errors, none takes more
+than `--cpu` seconds of the HTTP process's CPU, the 99th percentile of /livez stays within `--probe` seconds, and
+resident memory does not grow over the second half. The slowest requests, by the clock, and the largest are sent again
+alone to measure their CPU, three times, of which the least counts: the machine may be shared.
 """
 
 from __future__ import annotations
