@@ -214,6 +214,8 @@ SERVER_FLAGS = (
          "Streams of chats and completions end with the usage, asked for or not.", "--enable-force-include-usage"),
     flag("tokens_as_ids", bool, False, _NETWORK,
          "Log-probabilities of chats and completions name tokens by their ids.", "--return-tokens-as-token-ids"),
+    flag("grpc_port", int | None, None, _NETWORK,
+         "Answer KServe's protocol over gRPC on this port too; 0 lets the system choose.", "--grpc-port"),
     flag("drain_timeout", float, DRAIN_TIMEOUT_S, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (

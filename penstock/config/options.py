@@ -201,6 +201,7 @@ class ServerOptions:
         root_path: the path under which a proxy shows this server, "" for none.
         force_include_usage: streams of chats and completions end with the usage, asked for or not.
         tokens_as_ids: their log-probabilities name tokens by their ids.
+        grpc_port: port of KServe's gRPC service on the same address, 0 lets the system choose; None for none.
     """
 
     host: str = "127.0.0.1"
@@ -228,3 +229,4 @@ class ServerOptions:
     root_path: str = ""
     force_include_usage: bool = False
     tokens_as_ids: bool = False
+    grpc_port: int | None = None
