@@ -58,6 +58,7 @@ _BASES: Mapping[str, Mapping[str, Any]] = {
     "/api/chat": {"messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 2}},
     "chat": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2},
 }
+_ENDLESS: Sequence[str] = ("/models/sse",)  # streams that nobody can read to their end
 _USUAL: Mapping[str, Any] = {
     **dict.fromkeys(
         ("input", "prompt", "query", "text_1", "text_2", "text", "content", "inputs", "text_input"), "Hello"
@@ -100,6 +101,8 @@ class Stranger:
         schemas = document.get("components", {}).get("schemas", {})
         self._operations: list[tuple[str, str, Sequence[str]]] = []
         for path, item in document["paths"].items():
+            if path in _ENDLESS:
+                continue
             for method, operation in item.items():
                 bodies = _bodies(operation, schemas)
                 for fields in bodies:

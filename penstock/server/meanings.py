@@ -302,6 +302,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "PoolingBody.truncate": "Cut texts that are too long: true or END at their ends, START at their beginnings.",
         "EmbeddingBody.truncation": "Cut texts that are too long at their ends, under Voyage's name.",
         "PoolingBody.truncation": "Cut texts that are too long at their ends, under Voyage's name.",
+        "VertexBody.instances": "What is continued: a text, or input_ids, in each.",
+        "VertexBody.parameters": "Fields of SGLang's /generate, for all instances.",
         "PoolingBody.prompt": "A text put in front of every text.",
         "CohereEmbedBody.max_tokens": "A longer text is cut to so many tokens.",
         "ScoreBody.documents": "The text or texts on the other side.",
