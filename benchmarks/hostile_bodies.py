@@ -155,9 +155,13 @@ def is_error_of(path: str, method: str, told: bytes) -> bool:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU that a process's living threads have used."""
+    """CPU that a process's living threads have used; of one that has ended, as an engine that is unloaded, none."""
     total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    try:
+        tasks = [*Path(f"/proc/{pid}/task").iterdir()]
+    except FileNotFoundError:
+        return 0.0
+    for task in tasks:
         try:
             total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
         except OSError:
