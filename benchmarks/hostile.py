@@ -58,6 +58,20 @@ _BASES: Mapping[str, Mapping[str, Any]] = {
     "/api/chat": {"messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 2}},
     "chat": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2},
 }
+_ENDLESS: Sequence[str] = ("/models/sse",)  # streams that nobody can read to their end
+_USUAL: Mapping[str, Any] = {
+    **dict.fromkeys(
+        ("input", "prompt", "query", "text_1", "text_2", "text", "content", "inputs", "text_input"), "Hello"
+    ),
+    **{key: ["Hello"] for key in ("texts", "documents", "items")},
+    **{key: [1, 2] for key in ("tokens", "token_ids", "label_token_ids")},
+    **dict.fromkeys(("max_tokens", "max_new_tokens", "n_predict", "max_length", "num_predict"), 2),
+    "sampling_params": {"max_new_tokens": 2},
+    "parameters": {"max_new_tokens": 2},
+    "input_prefix": "Hel",
+    "input_suffix": "lo",
+}
+"""Values with which bodies of other routes are usually taken, where they have such fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +101,12 @@ class Stranger:
         schemas = document.get("components", {}).get("schemas", {})
         self._operations: list[tuple[str, str, Sequence[str]]] = []
         for path, item in document["paths"].items():
+            if path in _ENDLESS:
+                continue
             for method, operation in item.items():
-                fields = _fields(operation, schemas)
-                weight = 8 if fields else 1
-                self._operations += [(method.upper(), path, fields)] * weight
+                bodies = _bodies(operation, schemas)
+                for fields in bodies:
+                    self._operations += [(method.upper(), path, fields)] * (8 if fields else 1)
 
     def request(self, number: int) -> Asked:
         rng = random.Random(f"{self._seed}/{number}")
@@ -132,11 +148,8 @@ class Stranger:
         body: dict[str, Any] = dict(base)
         if "model" in fields:
             body["model"] = self._model
-        for required in ("input", "prompt", "texts", "query", "documents", "text_1", "text_2", "tokens"):
-            if required in fields and not base:
-                body[required] = (
-                    [1, 2] if required == "tokens" else ["Hello"] if required in ("texts", "documents") else "Hello"
-                )
+        if not base and rng.random() < 0.9:
+            body |= {name: value for name, value in _USUAL.items() if name in fields}
         for _ in range(rng.choice([0, 1, 1, 1, 2, 3, 5])):
             name = rng.choice(fields) if fields and rng.random() < 0.97 else str(rng.choice(_TEXTS))
             body[name] = self._value(rng, most)
@@ -168,14 +181,15 @@ class Stranger:
         }
 
 
-def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Sequence[str]:
+def _bodies(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[Sequence[str]]:
+    """The fields of each body that an operation takes."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content is None:
-        return ()
-    schema = content["schema"]
-    if "$ref" in schema:
-        schema = schemas[schema["$ref"].rsplit("/", 1)[1]]
-    return tuple(schema.get("properties", ()))
+        return [()]
+    told = content["schema"]
+    found = [told, *told.get("anyOf", ()), *told.get("oneOf", ())]
+    found = [schemas[each["$ref"].rsplit("/", 1)[1]] if "$ref" in each else each for each in found]
+    return [tuple(each["properties"]) for each in found if each.get("properties")] or [()]
 
 
 def _size(rng: random.Random, most: int) -> int:

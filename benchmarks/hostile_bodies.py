@@ -1,9 +1,9 @@
 """Two hundred thousand odd requests over all routes of a real server, while an operator's probe goes on.
 
-Passes if no answer is a 5xx but the documented 501, none takes more than `--cpu` seconds of the HTTP process's CPU, the
-99th percentile of /livez stays within `--probe` seconds, and resident memory does not grow over the second half. The
-slowest requests, by the clock, and the largest are sent again alone to measure their CPU, three times, of which the
-least counts: the machine may be shared.
+Passes if no answer is a 5xx but the documented 501, every refusal has its dialect's shape of errors, none takes more
+than `--cpu` seconds of the HTTP process's CPU, the 99th percentile of /livez stays within `--probe` seconds, and
+resident memory does not grow over the second half. The slowest requests, by the clock, and the largest are sent again
+alone to measure their CPU, three times, of which the least counts: the machine may be shared.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from benchmarks.hostile import Asked, Stranger
 from benchmarks.report import arguments, report
 from benchmarks.server_child import ServerChild, serve
+from penstock.server.spoken import ALSO, Dialect, dialect_of
 
 MIB = 2**20
 _KEPT = 64  # slowest and largest requests, each of which is sent again
@@ -55,6 +56,8 @@ class Seen:
     Attributes:
         statuses: how often which came; 0 stands for a connection closed without an answer.
         failed: (number of the request, status) of each 5xx that is none of the documented.
+        misshapen: (number of the request, status) of each error that is none of its dialect's.
+        by_dialect: how often a request of each dialect was answered and how often refused.
         slow: (seconds, number of the request, status), the slowest.
         large: (bytes of the body, number of the request, status), the largest.
         memory: (seconds since the start, bytes of the HTTP process).
@@ -62,14 +65,21 @@ class Seen:
 
     statuses: Counter[int] = field(default_factory=Counter)
     failed: list[tuple[int, int]] = field(default_factory=list)
+    misshapen: list[tuple[int, int]] = field(default_factory=list)
+    by_dialect: Counter[str] = field(default_factory=Counter)
     slow: list[tuple[float, int, int]] = field(default_factory=list)
     large: list[tuple[int, int, int]] = field(default_factory=list)
     memory: list[tuple[float, int]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, number: int, status: int, seconds: float, size: int) -> None:
+    def add(self, number: int, asked: Asked, status: int, told: bytes, seconds: float) -> None:
+        size, path = len(asked.body), urlsplit(asked.target).path
+        shaped = status < 400 or is_error_of(unquote(path), asked.method, told)
         with self.lock:
             self.statuses[status] += 1
+            self.by_dialect[f"{dialect_of(path, asked.method).value} {'answered' if status < 400 else 'refused'}"] += 1
+            if status and not shaped:
+                self.misshapen.append((number, status))
             if (status >= 500 and status != _NOT_YET) or status == 0:
                 self.failed.append((number, status))
             if seconds > _SLOW_S:
@@ -87,6 +97,10 @@ class Client:
 
     def send(self, asked: Asked) -> int:
         """The status of the answer, which is read to its end; 0 where the connection ends without one."""
+        return self.ask(asked)[0]
+
+    def ask(self, asked: Asked) -> tuple[int, bytes]:
+        """The same with the answer's body."""
         for fresh in (False, True):
             if self._connection is None or fresh:
                 self.close()
@@ -97,11 +111,10 @@ class Client:
                 headers = {"Content-Type": asked.content_type} if asked.content_type else {}
                 self._connection.request(asked.method, asked.target, asked.body or None, headers)
                 answer = self._connection.getresponse()
-                answer.read()
-                return answer.status
+                return answer.status, answer.read()
             except (http.client.HTTPException, OSError):
                 continue
-        return 0
+        return 0, b""
 
     def close(self) -> None:
         if self._connection is not None:
@@ -109,10 +122,46 @@ class Client:
             self._connection = None
 
 
+_ERRORS: Mapping[Dialect, Mapping[str, Any]] = {
+    Dialect.OPENAI: {"error": {"message": str, "type": str, "param": (str, None), "code": (str, None)}},
+    Dialect.ANTHROPIC: {"type": str, "error": {"type": str, "message": str}, "request_id": str},
+    Dialect.OLLAMA: {"error": str},
+    Dialect.LLAMA_SERVER: {"error": {"code": int, "message": str, "type": str}},
+    Dialect.TGI: {"error": str, "error_type": str},
+    Dialect.SGLANG: {"error": {"message": str, "type": str, "code": int, "retryable": bool}},
+    Dialect.KSERVE: {"error": str},
+    Dialect.KOBOLD: {"detail": {"msg": str, "type": str}},
+}
+"""What errors look like, by their dialects' own documents; further members may stand beside these."""
+
+
+def _has(told: Any, shape: Any) -> bool:
+    if isinstance(shape, Mapping):
+        return isinstance(told, dict) and all(name in told and _has(told[name], inner) for name, inner in shape.items())
+    if isinstance(shape, tuple):
+        return told is None or _has(told, shape[0])
+    return type(told) is shape
+
+
+def is_error_of(path: str, method: str, told: bytes) -> bool:
+    """Whether an error's body is one of a dialect that may be spoken at a path; an answer without a body is none."""
+    if method == "HEAD":
+        return True
+    try:
+        body = json.loads(told)
+    except ValueError:
+        return False
+    return any(_has(body, _ERRORS[dialect]) for dialect in (dialect_of(path, method), *ALSO.get(path, ())))
+
+
 def cpu_seconds(pid: int) -> float:
-    """CPU that a process's living threads have used."""
+    """CPU that a process's living threads have used; of one that has ended, as an engine that is unloaded, none."""
     total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    try:
+        tasks = [*Path(f"/proc/{pid}/task").iterdir()]
+    except FileNotFoundError:
+        return 0.0
+    for task in tasks:
         try:
             total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
         except OSError:
@@ -155,8 +204,8 @@ def flood(server: ServerChild, stranger: Stranger, numbers: range, threads: int,
                 break
             asked = stranger.request(number)
             began = time.perf_counter()
-            status = client.send(asked)
-            seen.add(number, status, time.perf_counter() - began, len(asked.body))
+            status, told = client.ask(asked)
+            seen.add(number, asked, status, told, time.perf_counter() - began)
         client.close()
 
     workers = [threading.Thread(target=work) for _ in range(threads)]
@@ -226,6 +275,9 @@ def measure(options: argparse.Namespace) -> Mapping[str, Any]:
         "statuses": {str(status): count for status, count in sorted(seen.statuses.items())},
         "failed": [{"status": status, **_told(stranger, number)} for number, status in seen.failed[:50]],
         "failures": len(seen.failed),
+        "misshapen": [{"status": status, **_told(stranger, number)} for number, status in seen.misshapen[:50]],
+        "misshapen_count": len(seen.misshapen),
+        "by_dialect": dict(sorted(seen.by_dialect.items())),
         "slowest": sorted(
             (
                 {"cpu_s": own, "engine_cpu_s": other, "status": status, **_told(stranger, number)}
@@ -259,6 +311,7 @@ def main() -> int:
     worst = max((entry["cpu_s"] for entry in found["slowest"]), default=0.0)
     checks = {
         "no 5xx": found["failures"] == 0,
+        "every refusal in its dialect's shape": found["misshapen_count"] == 0,
         f"CPU of one request at most {options.cpu} s": worst <= options.cpu,
         f"/livez p99 at most {options.probe} s": found["livez"]["p99_s"] <= options.probe,
         f"RSS grows at most {options.slope} MiB a minute": found["rss_slope_mib_a_minute"] <= options.slope,
@@ -266,6 +319,7 @@ def main() -> int:
     rows = [
         ("requests", found["requests"]),
         ("failures", found["failures"]),
+        ("errors of another shape", found["misshapen_count"]),
         ("most CPU of one request (s)", worst),
         (
             "/livez p50, p99, max (ms)",

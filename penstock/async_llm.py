@@ -26,11 +26,12 @@ from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineStats, GenerationRequest
 from penstock.engine.api import EngineInfo
 from penstock.engine.frontend import Frontend
-from penstock.engine.pooling import Pooled, pool_all, score_pairs
+from penstock.engine.pooling import Pooled, pool_all
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
 from penstock.sampling_keywords import AnswerKeywords, SamplingKeywords
 from penstock.search.beam import BeamParams, beam_search
+from penstock.search.ranking import score_pairs
 from penstock.text.pairs import text_pairs
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ class AsyncLLM:
         name = chosen.served_model_name or served_name(chosen.model)
         chosen = replace(chosen, served_model_name=name)
         self.options = chosen
-        self._text = TextPipeline.load(
-            chosen.model, chosen.tool_call_parser, chosen.reasoning_parser, chosen.pack_cache
-        )
+        self._text = TextPipeline.of(chosen)
         self._client = ThreadClient(functools.partial(_build, chosen, progress))
         self._frontend = Frontend(self._client, self._text, served_name=name, seed=chosen.seed)
         self._starting: asyncio.Task[EngineInfo] | None = None

@@ -84,7 +84,7 @@ def _derived(params: dict[str, Any]) -> tuple[tuple[str, Any, str], ...]:
     options = make_engine_options({name: value for name, value in params.items() if name in names})
     if options.device not in ("cpu", "auto") or (options.device == "auto" and has_accelerator_files()):
         raise ConfigError("a GPU is looked at by `penstock plan`")
-    facts = model_facts(open_checkpoint(options.model))
+    facts = model_facts(open_checkpoint(options.model, options.hf_overrides))
     return resolve(options, facts, read_machine(isas=native.usable_isas(), refused_isas=native.refused_isas())).reasons
 
 

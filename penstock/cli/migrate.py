@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from penstock.cli.command import Command
+from penstock.cli.foreign.dotted import joined
 from penstock.cli.foreign.table import SPOKEN, ForeignFlag, flags_of
 from penstock.config.errors import ConfigError
 
@@ -96,7 +97,7 @@ def migrated(line: str) -> Migration:
         words = shlex.split(line.replace("\\\n", " "))
     except ValueError as error:
         raise ConfigError(f"the command line cannot be read: {error}.") from None
-    variables, words = _assignments(words)
+    variables, words = _assignments(joined(words))
     engine, words = _engine(words)
     made = Migration()
     _take_flags(made, engine, iter([*_of_variables(engine, variables, made), *words]))

@@ -19,6 +19,7 @@ from penstock.cli.named_model import find_model
 from penstock.config.environment import read_environment
 from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS
 from penstock.config.logprobs import LOGPROBS_MODES
+from penstock.config.model_settings import POOLINGS, with_pooling
 from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import SHORT_TYPES, EngineOptions, ServerOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
@@ -94,6 +95,8 @@ MODEL_FLAGS = (
     flag("load_format", str, "auto", _MODEL,
          "auto: the weights in the model's files; dummy: random ones, for which a config.json is enough.",
          **one_of(LOAD_FORMATS)),
+    flag("hf_overrides", str | None, None, _MODEL,
+         "Other values for fields of the model's configuration, in JSON.", metavar="JSON"),
     flag("isa", str | None, None, _COMPUTE,
          "Force an instruction set. Default: the best.", **one_of(ISAS)),
     flag("arithmetic", str, "strict", _COMPUTE,
@@ -144,6 +147,14 @@ PARSER_FLAGS = (
     flag("reasoning_parser", str | None, None, _MODEL,
          "Format in which answers reason, for example qwen3; none for none. Default: from the chat template.",
          metavar="NAME", autocompletion=parser_names("reasoning_names")),
+)  # fmt: skip
+POOLING_FLAGS = (
+    flag("pooler_config", str | None, None, _MODEL,
+         "How the model pools, in JSON: pooling_type, use_activation, dimensions, enable_chunked_processing, "
+         "max_embed_len.", metavar="JSON"),
+    flag("pooling", str | None, None, _MODEL,
+         "Which tokens an embedding is made of; none: a vector for each. Default: as the model's files say.",
+         **one_of(POOLINGS)),
 )  # fmt: skip
 LOGPROB_FLAGS = (
     flag("max_logprobs", int, MAX_TOP_LOGPROBS, _MODEL,
@@ -207,6 +218,8 @@ SERVER_FLAGS = (
          "Streams of chats and completions end with the usage, asked for or not.", "--enable-force-include-usage"),
     flag("tokens_as_ids", bool, False, _NETWORK,
          "Log-probabilities of chats and completions name tokens by their ids.", "--return-tokens-as-token-ids"),
+    flag("grpc_port", int | None, None, _NETWORK,
+         "Answer KServe's protocol over gRPC on this port too; 0 lets the system choose.", "--grpc-port"),
     flag("drain_timeout", float, DRAIN_TIMEOUT_S, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (
@@ -257,6 +270,8 @@ def make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
             chosen[name] = parse_bytes(chosen[name])
     if chosen["pack_cache"] == EngineOptions().pack_cache:
         chosen["pack_cache"] = environment.pack_cache
+    if (kind := chosen.pop("pooling", None)) is not None:
+        chosen["pooler_config"] = with_pooling(chosen["pooler_config"], kind)
     if chosen.pop("async_scheduling"):
         chosen["depth"] = 1
     chosen["enforce_eager"] = chosen["enforce_eager"] or None
@@ -324,7 +339,9 @@ def takes(
 takes_engine_options = takes("engine", MODEL_FLAGS, make_engine_options)
 takes_freely_seeded_engine_options = takes("engine", MODEL_FLAGS, freely_seeded)
 takes_named_engine_options = takes(
-    "engine", (*MODEL_FLAGS, *PARSER_FLAGS, *LOGPROB_FLAGS, *SHARING_FLAGS, SERVED_NAME_FLAG), make_engine_options
+    "engine",
+    (*MODEL_FLAGS, *PARSER_FLAGS, *POOLING_FLAGS, *LOGPROB_FLAGS, *SHARING_FLAGS, SERVED_NAME_FLAG),
+    make_engine_options,
 )
 takes_server_options = takes("server", SERVER_FLAGS, _server_options)
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

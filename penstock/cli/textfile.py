@@ -57,13 +57,13 @@ def text_windows(
     from penstock.weights.facts import model_facts
     from penstock.weights.open import open_checkpoint
 
-    checkpoint = open_checkpoint(engine.model)
+    checkpoint = open_checkpoint(engine.model, engine.hf_overrides)
     check_architecture(checkpoint.config)
     longest = model_facts(checkpoint).context_length
     size = min(DEFAULT_CONTEXT, longest) if context is None else context
     if not 2 <= size <= longest:
         raise ConfigError(f"--context is {size}; allowed: 2 to {longest}, the model's context length.")
-    tokenizer = TextPipeline.load(engine.model).tokenizer
+    tokenizer = TextPipeline.of(engine).tokenizer
     ids = tokenizer.encode(read_text(text))
     begins = tokenizer.bos_id is not None and ids[:1] == [tokenizer.bos_id]
     if stride is None:

@@ -43,3 +43,5 @@ class EngineKeywords(TypedDict, total=False):
     max_logprobs: int
     logprobs_mode: str
     speculative_config: str | None
+    hf_overrides: str | None
+    pooler_config: str | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS
+from penstock.config.model_settings import as_json
 
 GPUS = ("cuda", "rocm", "xpu", "mps")
 SHORT_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -60,6 +61,8 @@ class EngineOptions:
         logprobs_mode: what is told as log-probabilities, one of `config.logprobs.LOGPROBS_MODES`.
         speculative_config: how tokens are proposed that a step verifies, JSON as `config.speculation` reads it; None
             for no drafts.
+        hf_overrides: values for fields of the model's configuration, an object or its JSON.
+        pooler_config: how the model pools, under vLLM's names: `config.model_settings.PoolerSettings`, or its JSON.
     """
 
     model: str = "penstock-concierge"
@@ -98,12 +101,16 @@ class EngineOptions:
     max_logprobs: int = MAX_TOP_LOGPROBS
     logprobs_mode: str = "raw_logprobs"
     speculative_config: str | None = None
+    hf_overrides: str | None = None
+    pooler_config: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("dtype", "kv_cache_dtype"):
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, SHORT_TYPES.get(value, value))
+        for name in ("hf_overrides", "pooler_config"):
+            object.__setattr__(self, name, as_json(getattr(self, name), name))
 
     @property
     def device_kind(self) -> str:
@@ -197,6 +204,7 @@ class ServerOptions:
         root_path: the path under which a proxy shows this server, "" for none.
         force_include_usage: streams of chats and completions end with the usage, asked for or not.
         tokens_as_ids: their log-probabilities name tokens by their ids.
+        grpc_port: port of KServe's gRPC service on the same address, 0 lets the system choose; None for none.
     """
 
     host: str = "127.0.0.1"
@@ -224,3 +232,4 @@ class ServerOptions:
     root_path: str = ""
     force_include_usage: bool = False
     tokens_as_ids: bool = False
+    grpc_port: int | None = None

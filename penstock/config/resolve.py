@@ -11,6 +11,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.limits import MAX_THREADS, MAX_VOCABULARY
 from penstock.config.logprobs import LOGPROBS_MODES
 from penstock.config.machine import Accelerator, Machine
+from penstock.config.model_settings import PoolerSettings
 from penstock.config.options import GPUS, EngineOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
 from penstock.config.speculation import speculation
@@ -136,6 +137,7 @@ def validate(options: EngineOptions) -> None:
     lists = (("policy", POLICIES), ("goal", GOALS), ("logprobs_mode", LOGPROBS_MODES))
     for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("load_format", LOAD_FORMATS), *lists):
         _one_of(options, name, allowed)
+    PoolerSettings.of(options.pooler_config)
     if options.quantize is not None:
         _one_of(options, "quantize", QUANTIZE_FORMATS)
     _integer(options, "threads", 1, MAX_THREADS)

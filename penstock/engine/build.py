@@ -81,7 +81,7 @@ def _built(
     vocabulary = started.told.vocab_size
     engine = Engine(scheduler, started.runner, structured, claim.release, drafting.cost, vocabulary)
     if options.shared_prompts:
-        text = TextPipeline.load(options.model, cache=options.pack_cache)
+        text = TextPipeline.of(options)
         pin_shared_prompts(engine, text, options.shared_prompts)
     return engine, _info(started, drafting.most)
 
@@ -110,7 +110,7 @@ def _structured_output(options: EngineOptions, vocab_size: int, *, warm: bool) -
 
 
 def _vocabulary(options: EngineOptions, size: int) -> Vocabulary:
-    return grammar_vocabulary(TextPipeline.load(options.model, cache=options.pack_cache), size)
+    return grammar_vocabulary(TextPipeline.of(options), size)
 
 
 def grammar_vocabulary(text: TextPipeline, size: int) -> Vocabulary:

@@ -219,12 +219,13 @@ class Frontend:
         if how.tokens is not None and how.tokens > context:
             allowed = f"-1 or at most {context}, this model's context"
             raise ParameterError("truncate_prompt_tokens", how.tokens, allowed)
-        around: tuple[int, ...] = ()
-        if request.prompt is not None and request.add_special_tokens is not False:
-            around = tuple(self.text.tokenizer.encode(""))
-        return cut_tokens(
-            ids, max(1, context - how.reserved) if how.tokens is None else how.tokens, how.keep_end, around
-        )
+        most = max(1, context - how.reserved) if how.tokens is None else how.tokens
+        return cut_tokens(ids, most, how.keep_end, self.around(request))
+
+    def around(self, request: GenerationRequest) -> tuple[int, ...]:
+        """What the tokenizer puts around the text of a request, if it has one."""
+        plain = request.prompt is None or request.add_special_tokens is False
+        return () if plain else tuple(self.text.tokenizer.encode(""))
 
     def _drafts(self, sampling: SamplingParams) -> int:
         asked, most = sampling.num_speculative_tokens, self.info.drafts
@@ -293,7 +294,8 @@ class Frontend:
         """Refuses a text of which the context cannot hold all, were each token the longest of the vocabulary."""
         if length <= limits.TOKENISED_CHARS:
             return
-        context, longest = self.info.max_model_len, self.text.tokenizer.longest_piece
+        context = max(self.info.max_model_len, self.text.pooling.chunked_tokens)
+        longest = self.text.tokenizer.longest_piece
         if length > min(max(context * longest, limits.TOKENISED_CHARS), limits.MAX_PROMPT_CHARS):
             raise ContextLengthError(
                 f"{field} has {length} characters; this model's context is {context} tokens, none of which is longer "

@@ -1,26 +1,20 @@
-"""Prompts whose hidden states are wanted instead of a continuation, and pairs of texts that are scored."""
+"""Prompts whose hidden states are wanted instead of a continuation."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.config import limits
-from penstock.config.errors import (
-    CLIENT_FAILURES,
-    ContextLengthError,
-    EngineDeadError,
-    ParameterError,
-    RequestError,
-    param_names,
-)
+import numpy as np
+
+from penstock.config.errors import CLIENT_FAILURES, ContextLengthError, EngineDeadError, RequestError, param_names
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineRequest, GenerationRequest
 from penstock.engine.frontend import Frontend
-from penstock.text.pairs import PairCut, encode_cut_pair
+from penstock.text.cut import chunks_of
 
 _STARTED_TOGETHER = 4  # of many texts, so that others get their turn between
 
@@ -52,8 +46,33 @@ async def pool(frontend: Frontend, request: GenerationRequest, params: PoolingPa
 
 async def _pool(frontend: Frontend, request: GenerationRequest, params: PoolingParams, field: str) -> Pooled:
     ids = await frontend.tokenize(request)
-    if len(ids) > (most := frontend.info.max_model_len):
+    if len(ids) <= (most := frontend.info.max_model_len):
+        return await _computed(frontend, request, ids, params, field)
+    longest = frontend.text.pooling.longest(params)
+    if longest is None or len(ids) > longest:
+        most = most if longest is None else longest
         raise ContextLengthError(f"The text has {len(ids)} tokens; at most {most} are taken. Shorten it.", param=field)
+    chunks = await asyncio.to_thread(chunks_of, ids, most, frontend.around(request))
+    unscaled, parts = replace(params, normalize=False), list[Pooled]()
+    for number, (part, _) in enumerate(chunks):  # one after the other, so that a long text takes one place
+        named = replace(request, request_id=f"{request.request_id}-{number}")
+        parts.append(await _computed(frontend, named, part, unscaled, field))
+    return _averaged(parts, [count for _, count in chunks], params.normalize)
+
+
+def _averaged(parts: Sequence[Pooled], counts: Sequence[int], normalize: bool) -> Pooled:
+    """The vectors' mean, each weighted by its count."""
+    rows = np.stack([np.frombuffer(part.values, np.float32) for part in parts]).astype(np.float64)
+    mean = np.average(rows, axis=0, weights=counts)
+    if normalize:
+        mean /= max(float(np.linalg.norm(mean)), 1e-12)
+    tokens, cached = sum(part.prompt_tokens for part in parts), sum(part.cached_tokens for part in parts)
+    return Pooled(array("f", mean.astype(np.float32).tobytes()), tokens, cached)
+
+
+async def _computed(
+    frontend: Frontend, request: GenerationRequest, ids: tuple[int, ...], params: PoolingParams, field: str
+) -> Pooled:
     scheduling: dict[str, Any] = {name: getattr(request, name) for name in ("priority", "cache_salt", "owner")}
     sent = EngineRequest(request.live_id, ids, request.sampling, pooling=params, **scheduling)
     outputs, cached = frontend.client.submit(sent), 0
@@ -83,59 +102,3 @@ async def pool_all(
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-async def score_pairs(
-    frontend: Frontend,
-    pairs: Sequence[tuple[str, str]],
-    make: Callable[[str | Sequence[int]], GenerationRequest],
-    field: str,
-    instruction: str | None = None,
-    cut: PairCut | None = None,
-    use_activation: bool = True,
-) -> list[Pooled]:
-    """Scores pairs of a query and a document: what a ranking model gives, else the cosine of their embeddings.
-
-    Args:
-        frontend: of the model.
-        pairs: the texts.
-        make: makes a request of a text or token ids.
-        field: stands for the documents in messages.
-        instruction: what a model that takes one is told to look for.
-        cut: how texts are cut that are too long; None to refuse them.
-        use_activation: scores are what the model's last function makes of its logits; else they are these.
-
-    Returns:
-        One a pair; its last value is the score.
-
-    Raises:
-        RequestError: the model cannot score, or a text is refused.
-    """
-    pooling, tokenizer = frontend.text.pooling, frontend.text.tokenizer
-    if len(instruction or "") * len(pairs) > limits.MAX_PROMPT_CHARS:
-        told = f"at most {limits.MAX_PROMPT_CHARS // len(pairs)} with {len(pairs)} pairs; send fewer of them"
-        raise ParameterError("instruction", f"{len(instruction or '')} characters", told)
-    cut = cut or PairCut()
-    if (params := pooling.ranking()) is None:
-        if cut != PairCut():
-            pairs = await asyncio.to_thread(lambda: [cut.texts(tokenizer, *pair) for pair in pairs])
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        unit = [pooling.embedding(normalize=True)] * len(texts)
-        found = dict(
-            zip(texts, await pool_all(frontend, list(map(make, pooling.prompted(texts))), unit, field), strict=True)
-        )
-        return [_compared(found[query], found[document]) for query, document in pairs]
-    shape = pooling.pair_prompt
-    encoded = [
-        await asyncio.to_thread(encode_cut_pair, tokenizer, query, document, shape, instruction, cut)
-        for query, document in pairs
-    ]
-    params = params if use_activation else replace(params, activation="")
-    each = [replace(params, second=second) for _, second in encoded]
-    return await pool_all(frontend, [make(ids) for ids, _ in encoded], each, field)
-
-
-def _compared(one: Pooled, other: Pooled) -> Pooled:
-    cosine = sum(a * b for a, b in zip(one.values, other.values, strict=True))
-    tokens, cached = one.prompt_tokens + other.prompt_tokens, one.cached_tokens + other.cached_tokens
-    return Pooled(array("f", [cosine]), tokens, cached)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from penstock.config.model_settings import PoolerSettings
+from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
 from penstock.text.parsers.format import AnswerFormat, choose
 from penstock.text.parsers.reading import visible_ids
@@ -44,19 +46,27 @@ class TextPipeline:
 
     @classmethod
     def load(
-        cls, model: str, tool_parser: str | None = None, reasoning_parser: str | None = None, cache: str = "off"
+        cls,
+        model: str,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        cache: str = "off",
+        *,
+        overrides: str | None = None,
+        pooler: str | None = None,
     ) -> TextPipeline:
         """Reads the text side of a Hugging Face folder, a .gguf file or the bundled model; no weights.
 
         `tool_parser` and `reasoning_parser` name formats of answers; without them the chat template tells. `cache` is
-        EngineOptions.pack_cache: where a large vocabulary is kept for the next start.
+        EngineOptions.pack_cache: where a large vocabulary is kept for the next start; `overrides` and `pooler` are its
+        hf_overrides and pooler_config.
 
         Raises:
             ParameterError: there is no format of that name.
             CheckpointError: nothing usable is there, or the vocabulary is larger than the model's.
             TemplateError: the chat template is unsafe or no template.
         """
-        checkpoint, tokenizer = read_text(model, cache)
+        checkpoint, tokenizer = read_text(model, cache, overrides)
         template = template_config(checkpoint, tokenizer.piece, bos_token=tokenizer.bos_id, eos_token=tokenizer.eos_id)
         chat = ChatTemplate.from_config(template) if template.get("chat_template") else None
         answers = choose("\n".join(chat.sources.values()) if chat else "", tool_parser, reasoning_parser)
@@ -66,9 +76,21 @@ class TextPipeline:
             eos_ids(checkpoint, tokenizer.end_ids),
             MappingProxyType(sampling_defaults(checkpoint.generation_config)),
             tokenizer.rows(text_config(checkpoint.config).get("vocab_size")),
-            read_pooling(checkpoint, tokenizer.token_to_id),
+            read_pooling(checkpoint, tokenizer.token_to_id).set(PoolerSettings.of(pooler)),
             answers,
             visible_ids(answers, tokenizer),
+        )
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> TextPipeline:
+        """As `load`, of an engine's options."""
+        return cls.load(
+            options.model,
+            options.tool_call_parser,
+            options.reasoning_parser,
+            options.pack_cache,
+            overrides=options.hf_overrides,
+            pooler=options.pooler_config,
         )
 
     def templated(self, source: str, tool_parser: str | None = None, reasoning_parser: str | None = None) -> Self:

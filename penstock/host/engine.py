@@ -60,7 +60,7 @@ class ProcessEngines:
         )
 
     def text(self, options: EngineOptions) -> TextPipeline:
-        text = TextPipeline.load(options.model, options.tool_call_parser, options.reasoning_parser, options.pack_cache)
+        text = TextPipeline.of(options)
         text.tokenizer.prepare()
         return text
 

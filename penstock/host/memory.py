@@ -60,7 +60,7 @@ def plan_model(options: EngineOptions, room: int, machine: Machine | None = None
         raise MemoryPlanError(message)
     asked = room if options.memory is None else min(room, options.memory)
     machine = replace(machine, memory_available=int((asked - process) / _SLACK))
-    facts = kept.facts if kept is not None else model_facts(open_checkpoint(options.model))
+    facts = kept.facts if kept is not None else model_facts(open_checkpoint(options.model, options.hf_overrides))
     wished = replace(options, memory=None)
     concrete = resolve(wished, facts, machine).options
     if kept is not None:

@@ -1,1 +1,1 @@
-"""Searching for likely answers, over an engine: beam search."""
+"""Over an engine: likely answers (beam search, best of n), and pairs of texts that are scored."""

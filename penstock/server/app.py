@@ -61,6 +61,7 @@ from penstock.server.dialects.stored_chats import ChatUpdateBody, StoredChats, s
 from penstock.server.dialects.tgi.routes import tgi_router
 from penstock.server.dialects.tgi.schema import TGI_BODIES
 from penstock.server.dialects.tokenize import DetokenizeBody, LlamaTokenizeBody, TokenizeBody, tokenize_router
+from penstock.server.dialects.vertex import VertexBody, vertex_router
 from penstock.server.dialects.vllm.generative_scoring import ScoringBody, scoring_router
 from penstock.server.dialects.vllm.routes import vllm_router
 from penstock.server.dialects.vllm.schema import VLLM_BODIES
@@ -224,6 +225,7 @@ def _bodies() -> tuple[type[BaseModel], ...]:
         LlamaEmbeddingBody,
         *TGI_BODIES,
         *SGLANG_BODIES,
+        VertexBody,
         *KSERVE_BODIES,
         *KOBOLD_BODIES,
         *WEBUI_BODIES,
@@ -298,6 +300,7 @@ def _routers(
         "KServe and Triton": (kserve_router(context),),
         "Kobold": (kobold_router(context),),
         "SageMaker": (sagemaker_router(context),),
+        "Vertex AI": (vertex_router(),),
         "text-generation-webui": (webui_router(context),),
         "Not here": (not_here_router(),),
         "Embeddings and ranking": (embeddings_router(context), cohere_router(context), rerank_router(context)),

@@ -42,6 +42,7 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
             _NO_WEIGHTS,
         ),
         "/scale_elastic_ep": "One engine process computes a model here; start more servers behind a proxy.",
+        "/v1/systemone": 'Questions with choices are answered by structured_outputs: {"choice": […]}.',
         "/v1/decisions": 'Questions with choices are answered by structured_outputs: {"choice": […]}.',
         **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_ADAPTERS),
         # vLLM and SGLang

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
@@ -36,6 +36,7 @@ from penstock.engine.text_pipeline import TextPipeline
 from penstock.host.process_client import ProcessClient
 from penstock.server.auth import ApiKeys, check_exposure, check_origins
 from penstock.server.crowd import Crowd, CrowdedProtocol, connection_limit, raise_file_limit
+from penstock.server.kserve_grpc.beside import check_grpc, grpc_beside
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.root_path import check_root_path
 from penstock.server.traces import check_traces
@@ -198,6 +199,13 @@ def _check_numbers(options: ServerOptions) -> None:
         raise ConfigError(f"--api-server-count is {options.api_server_count}; {allowed}.")
     if options.uds is not None and options.api_server_count > 1:
         raise ConfigError("--uds is for one HTTP process; leave out --api-server-count, or listen on an address.")
+    if options.grpc_port is not None:
+        if options.api_server_count > 1 or options.uds is not None:
+            told = "leave out --api-server-count and --uds"
+            raise ConfigError(f"--grpc-port is for one HTTP process on an address; {told}.")
+        if not 0 <= options.grpc_port <= 65535:
+            raise ConfigError(f"--grpc-port is {options.grpc_port}; allowed: 0 to 65535.")
+        check_grpc()
     if not 0 <= options.drain_timeout < math.inf:
         raise ConfigError(f"--drain-timeout is {options.drain_timeout:g}; allowed: a number of seconds from 0.")
     if not options.max_queue_seconds > 0:
@@ -246,12 +254,15 @@ async def _serve(
     starting, dead = asyncio.ensure_future(client.start()), asyncio.ensure_future(client.given_up())
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None
+    beside = AsyncExitStack()
     try:
         text, create_app = await asyncio.to_thread(http_side, engine_options, options)
         frontend = Frontend(client, text, served_name=name, seed=engine_options.seed)
-        server = http_server(create_app(frontend, options, lifecycle))
+        app = create_app(frontend, options, lifecycle)
+        server = http_server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         say(f"Listening on {url_of(listener)}; loading {name}.")
+        await beside.enter_async_context(grpc_beside(app, options, say))
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -270,6 +281,7 @@ async def _serve(
         if server is not None and serving is not None:
             server.should_exit = True
             lifecycle.aborted.set()
+            await beside.aclose()
             await asyncio.wait([serving])
         await asyncio.gather(starting, dead, return_exceptions=True)
         await client.close()
@@ -282,7 +294,7 @@ def http_side(options: EngineOptions, server: ServerOptions) -> tuple[TextPipeli
     """
     from penstock.server.app import create_app
 
-    text = TextPipeline.load(options.model, options.tool_call_parser, options.reasoning_parser, options.pack_cache)
+    text = TextPipeline.of(options)
     if server.chat_template is not None:
         text = text.templated(server.chat_template, options.tool_call_parser, options.reasoning_parser)
     if server.default_sampling:

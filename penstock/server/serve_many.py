@@ -6,7 +6,7 @@ import asyncio
 import gc
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.host.front import Front
 from penstock.host.front_host import FrontEngines, FrontHost
 from penstock.host.host import Host
 from penstock.host.source import Sources
+from penstock.server.kserve_grpc.beside import grpc_beside
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.serve import HttpServer, drain, greeting, http_server, on_signals, run, url_of, where_to_ask
 from penstock.server.serve_front import open_once
@@ -63,11 +64,14 @@ async def _serve(
     tasks: list[asyncio.Future[Any]] = []
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None
+    beside = AsyncExitStack()
     try:
         from penstock.server.app import create_app
 
-        server = http_server(create_app(host, options, lifecycle))
+        app = create_app(host, options, lifecycle)
+        server = http_server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        await beside.enter_async_context(grpc_beside(app, options, say))
         gc.freeze()  # collecting garbage would look through all of this again and again
         tasks += (asyncio.ensure_future(stop.wait()), serving)
         await _until_first(tasks, _begin(host, hosted, options, url_of(listener), say))
@@ -82,6 +86,7 @@ async def _serve(
         if server is not None and serving is not None:
             server.should_exit = True
             lifecycle.aborted.set()
+            await beside.aclose()
             await asyncio.wait([serving])
         await host.close()
 

@@ -36,6 +36,7 @@ _PATHS: Mapping[str, Dialect] = MappingProxyType(
     {
         **dict.fromkeys(("/generate_stream", "/info", "/chat_tokenize"), Dialect.TGI),
         **dict.fromkeys(("/generate", "/encode", "/abort_request", "/health_generate"), Dialect.SGLANG),
+        "/vertex_generate": Dialect.SGLANG,
         **dict.fromkeys(("/get_model_info", "/model_info", "/get_server_info", "/server_info"), Dialect.SGLANG),
     }
 )

@@ -12,15 +12,24 @@ import numpy as np
 _BFLOAT16_SHIFT = 16
 
 
+def signs(values: array[float], *, signed: bool) -> list[int]:
+    """One bit an element, set where it is above 0, eight a byte from the highest; `signed` bytes are less 128."""
+    packed = np.packbits(np.frombuffer(values, np.float32) > 0).astype(int)
+    told: list[int] = (packed - (128 if signed else 0)).tolist()
+    return told
+
+
 def written(values: array[float], encoding: str | None, kind: str | None = None, endianness: str | None = None) -> Any:
     """Numbers, or base64 of them.
 
     Args:
         values: float32.
-        encoding: "base64", else numbers.
+        encoding: "base64"; "binary" or "ubinary", `signs`; else numbers.
         kind: of what base64 holds: "float32" (as without it), "float16" or "bfloat16", rounded to even.
         endianness: of its bytes: "big", "little" or "native" (the machine's); None is little, as OpenAI's clients read.
     """
+    if encoding in ("binary", "ubinary"):
+        return signs(values, signed=encoding == "binary")
     if encoding != "base64":
         return values.tolist()
     raw = np.frombuffer(values, np.float32)

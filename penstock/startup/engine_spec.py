@@ -99,7 +99,7 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
     """
     machine = (machine or measure_machine(options.device)).within(options.memory)
     dummy = options.load_format == "dummy"
-    checkpoint = open_dummy(options.model) if dummy else open_checkpoint(options.model)
+    checkpoint = (open_dummy if dummy else open_checkpoint)(options.model, options.hf_overrides)
     check_architecture(checkpoint.config)
     facts = model_facts(checkpoint)
     resolved = resolve(options, facts, machine)

@@ -191,7 +191,7 @@ def weights_place(options: EngineOptions, name: str, model: Path) -> Path | None
 
 def weights_identity(options: EngineOptions, model: Path) -> str:
     """What packed weights depend on."""
-    return fingerprint(model, f"{PACKING} {options.quantize}")
+    return fingerprint(model, f"{PACKING} {options.quantize} {options.hf_overrides or ''}".rstrip())
 
 
 def start_place(weights: Path) -> Path:

@@ -22,15 +22,38 @@ def cut_tokens(ids: tuple[int, ...], most: int, keep_end: bool, around: Sequence
     """
     if len(ids) <= most:
         return ids
+    before, inner, after = apart(ids, most, around)
+    room = most - len(before) - len(after)
+    return (*before, *(inner[len(inner) - room :] if keep_end else inner[:room]), *after)
+
+
+def chunks_of(ids: tuple[int, ...], most: int, around: Sequence[int] = ()) -> list[tuple[tuple[int, ...], int]]:
+    """All tokens in chunks of at most so many, what is around them around each.
+
+    Args:
+        ids, most, around: as in `cut_tokens`.
+
+    Returns:
+        Each chunk, and how many of its tokens are the text's own.
+    """
+    before, inner, after = apart(ids, most, around)
+    room = most - len(before) - len(after)
+    parts = [inner[start : start + room] for start in range(0, len(inner), room)]
+    return [((*before, *part, *after), len(part)) for part in parts]
+
+
+def apart(
+    ids: tuple[int, ...], most: int, around: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """What stands before a text's tokens, these, and what stands behind; all are the text's where `most` tokens have no
+    room for more than `around`."""
     before = next(
         (place for place, both in enumerate(zip(around, ids, strict=False)) if both[0] != both[1]), len(around)
     )
     after = len(around) - before
     if tuple(around[before:]) != ids[len(ids) - after :] or most <= len(around):
         before = after = 0
-    inner, room = ids[before : len(ids) - after], most - before - after
-    kept = inner[len(inner) - room :] if keep_end else inner[:room]
-    return (*ids[:before], *kept, *ids[len(ids) - after :])
+    return ids[:before], ids[before : len(ids) - after], ids[len(ids) - after :]
 
 
 def cut_text(tokenizer: Tokenizer, text: str, most: int, keep_end: bool = False) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock.config.model_settings import overridden
 from penstock.quant.tensor import StoredTensor, TensorInfo
 
 
@@ -34,6 +36,15 @@ class Checkpoint(Protocol):
         Raises:
             CheckpointError: no such tensor, or its bytes lie outside the file.
         """
+
+
+def with_overrides(checkpoint: Checkpoint, overrides: str | None) -> Checkpoint:
+    """The same files with other values in their configuration (EngineOptions.hf_overrides)."""
+    if overrides is None:
+        return checkpoint
+    changed = copy.copy(checkpoint)
+    changed.config = overridden(checkpoint.config, overrides)
+    return changed
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

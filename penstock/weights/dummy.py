@@ -62,14 +62,14 @@ class DummyCheckpoint:
         return StoredTensor(info, stored.reshape(-1).view(np.uint8))
 
 
-def open_dummy(path: str | Path) -> DummyCheckpoint:
+def open_dummy(path: str | Path, overrides: str | None = None) -> DummyCheckpoint:
     """Opens a Hugging Face folder, of which config.json is enough; whatever weights it has are left alone.
 
     Raises:
         CheckpointError: no config.json, or no model can be built of it.
         ConfigError: transformers' code is to run the model.
     """
-    found = open_description(path)
+    found = open_description(path, overrides)
     hidden = ("quantization_config", "quantization")
     config = {name: value for name, value in found.config.items() if name not in hidden}
     kernels = resolve_kernels(KernelContext("cpu", "float32", prefer_reference=True))

@@ -22,7 +22,7 @@ from penstock.config.names import served_name
 from penstock.quant.tensor import StoredTensor, TensorInfo
 from penstock.text.kept_vocabulary import SMALLEST, KeptVocabulary, tables_of
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.checkpoint import Checkpoint, with_overrides
 from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, file_name, fingerprint
 
 log = logging.getLogger(__name__)
@@ -47,16 +47,22 @@ class Description:
         raise KeyError(name)
 
 
-def read_text(model: str, cache: str) -> tuple[Checkpoint, Tokenizer]:
+def read_text(model: str, cache: str, overrides: str | None = None) -> tuple[Checkpoint, Tokenizer]:
     """What the files of a model say, and its tokenizer; from what was kept of them where there is that.
 
     Args:
         model: as `open_description` takes it.
         cache: EngineOptions.pack_cache.
+        overrides: other values for the configuration: EngineOptions.hf_overrides. What is kept is without them.
 
     Raises:
         CheckpointError: nothing usable is there.
     """
+    checkpoint, tokenizer = _read(model, cache)
+    return with_overrides(checkpoint, overrides), tokenizer
+
+
+def _read(model: str, cache: str) -> tuple[Checkpoint, Tokenizer]:
     place = _place(model, cache)
     identity = None if place is None else _identity(Path(model).expanduser())  # of the file before it is read
     if place is not None and identity is not None and (found := _found(model, place, identity)) is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.config.errors import CheckpointError
 from penstock.config.names import BUNDLED_MODEL
-from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.checkpoint import Checkpoint, with_overrides
 from penstock.weights.readers.gguf import open_gguf, shard_paths
 from penstock.weights.readers.safetensors import describe_folder, open_safetensors
 
@@ -40,16 +40,21 @@ def _open_folder(folder: Path) -> Checkpoint:
     return open_gguf(ggufs[0])
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, overrides: str | None = None) -> Checkpoint:
     """Opens a model without reading its weights.
 
     Args:
         path: a Hugging Face folder with safetensors, a .gguf file (any shard of a split one), a folder with one GGUF
             model, or "penstock-concierge", the bundled model.
+        overrides: other values for its configuration: EngineOptions.hf_overrides.
 
     Raises:
         CheckpointError: nothing usable lies there; the message says what was looked for.
     """
+    return with_overrides(_opened(path), overrides)
+
+
+def _opened(path: str | Path) -> Checkpoint:
     if str(path) == BUNDLED_MODEL and not Path(path).exists():
         return open_safetensors(bundled_model_path())
     path = Path(path).expanduser()
@@ -72,7 +77,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     raise CheckpointError(f"{path} is no model Penstock reads: a Hugging Face folder or a .gguf file is needed.")
 
 
-def open_description(path: str | Path) -> Checkpoint:
+def open_description(path: str | Path, overrides: str | None = None) -> Checkpoint:
     """Opens what a model's files say beside its weights, which a Hugging Face folder may lack.
 
     Raises:
@@ -80,5 +85,5 @@ def open_description(path: str | Path) -> Checkpoint:
     """
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file() or any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf")):
-        return open_checkpoint(path)
-    return describe_folder(folder)
+        return open_checkpoint(path, overrides)
+    return with_overrides(describe_folder(folder), overrides)

@@ -6,11 +6,12 @@ No torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.config import limits
-from penstock.config.errors import CheckpointError, ParameterError, RequestError
+from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError
+from penstock.config.model_settings import PoolerSettings
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.models.families import named
 from penstock.models.family_facts import Judge
@@ -46,6 +47,7 @@ class Pooling:
         pair_prompt: how it is asked about a pair of texts; None for their tokens one after the other.
         prompts: what stands before texts that are embedded.
         pools_prompts: whether the tokens of those count in a vector.
+        settings: what the operator has said of it.
     """
 
     architecture: str
@@ -59,6 +61,37 @@ class Pooling:
     pair_prompt: PairPrompt | None = None
     prompts: Prompts = field(default_factory=Prompts)
     pools_prompts: bool = True
+    settings: PoolerSettings = field(default_factory=PoolerSettings)
+
+    def set(self, settings: PoolerSettings) -> Pooling:
+        """The same as its operator wants it.
+
+        Raises:
+            ConfigError: the model's vectors have fewer dimensions.
+        """
+        size = settings.dimensions
+        if size is not None and (self.labels or size > self.size):
+            told = "none, as it gives scores" if self.labels else f"at most {self.size}, the size of this model's"
+            raise ConfigError(f"--pooler-config: dimensions is {size}; allowed: {told}.")
+        active = settings.use_activation
+        return replace(
+            self,
+            kind=self.kind if settings.pooling_type is None else PoolingKind[settings.pooling_type],
+            normalize=self.normalize if active is None else active,
+            activation="" if active is False else self.activation,
+            settings=settings,
+        )
+
+    def longest(self, params: PoolingParams) -> int | None:
+        """Tokens of the longest text whose chunks are embedded where the context is shorter; None for no chunks."""
+        embeds = params.kind is not PoolingKind.ALL and not params.classify and not params.choices
+        return self.chunked_tokens if self.chunked_tokens and embeds else None
+
+    @property
+    def chunked_tokens(self) -> int:
+        """Tokens of the longest text that is embedded in chunks; 0 where none is."""
+        chunked = self.settings.enable_chunked_processing
+        return (self.settings.max_embed_len or limits.MAX_PROMPT_CHARS) if chunked else 0
 
     def check_generates(self) -> None:
         """Raises RequestError for a model that cannot continue a prompt."""
@@ -68,12 +101,12 @@ class Pooling:
             )
 
     def embedding(
-        self, dimensions: int | None = None, normalize: bool | None = None, each_token: bool = False
+        self, dimensions: int | None = None, normalize: bool | None = None, each_token: bool | None = False
     ) -> PoolingParams:
-        """What to ask for an embedding, or for one a token.
+        """What to ask for an embedding, or for one a token; `each_token` None: whichever the model gives.
 
         Raises:
-            RequestError: the model does not embed, or has fewer dimensions.
+            RequestError: the model does not embed, has fewer dimensions, or gives no text a single vector.
         """
         if self.labels:
             raise self._cannot("embed texts", "it is a classifier; send the texts to /classify or /score")
@@ -81,6 +114,9 @@ class Pooling:
             raise ParameterError(
                 "dimensions", dimensions, f"from 1 to {self.size}, the size of this model's embeddings"
             )
+        if self.kind is PoolingKind.ALL and each_token is False:
+            raise self._cannot("give a text a single vector", "it is served with pooling_type ALL: one for each token")
+        dimensions = self.settings.dimensions if dimensions is None else dimensions
         kind = PoolingKind.ALL if each_token else self.kind
         chosen = self.normalize if normalize is None else normalize
         return PoolingParams(kind, dimensions=dimensions, normalize=chosen)
@@ -112,15 +148,18 @@ class Pooling:
             raise ParameterError(field, f"{len(before)} characters", told)
         return [before + text if isinstance(text, str) else text for text in texts]
 
-    def classification(self) -> PoolingParams:
-        """What to ask for the scores of all labels.
+    def classification(self, each_token: bool = False) -> PoolingParams:
+        """What to ask for the scores of all labels, of a text or of each of its tokens.
 
         Raises:
             RequestError: the model has no classification head.
         """
         if not self.labels:
             raise self._cannot("classify texts", f"only a model of an architecture …{CLASSIFIER} can")
-        return PoolingParams(self.kind, classify=True, activation=self.activation)
+        if self.kind is PoolingKind.ALL and not each_token:
+            raise self._cannot("classify texts", "it is served with pooling_type ALL: scores are of each token")
+        kind = PoolingKind.ALL if each_token else self.kind
+        return PoolingParams(kind, classify=True, activation=self.activation)
 
     def ranking(self) -> PoolingParams | None:
         """What to ask for the score of a pair of texts; the last value is the score. None: embeddings are compared.

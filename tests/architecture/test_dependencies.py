@@ -14,9 +14,11 @@ IMPORTED_AS = {
     "pyzmq": "zmq",
     "nanobind-backend": "nanobind_backend",
     "pyyaml": "yaml",
+    "grpcio": "grpc",
+    "protobuf": "google",
     **dict.fromkeys(("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "opentelemetry"),
 }
-EXTRAS = ("bench", "eval", "fallback", "gpu", "otel")  # which people install; `dev` is for those who work on it
+EXTRAS = ("bench", "eval", "fallback", "gpu", "grpc", "otel")  # which people install; `dev` is for those who work on it
 BROUGHT = {"starlette", "pydantic", "pydantic_core"}  # by fastapi, which is made of them
 
 

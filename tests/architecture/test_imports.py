@@ -37,7 +37,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
 # Parts that may import less than everything before them.
 NARROW = {
     "models": {"config", "core", "layers"},
-    "search": {"config", "core", "engine"},
+    "search": {"config", "core", "text", "engine"},
     "server": {"config", "core", "text", "engine", "host", "search"},
 }
 PARTS = {part: tier for tier, parts in enumerate(TIERS) for part in parts}

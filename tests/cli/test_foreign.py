@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -177,3 +178,22 @@ def test_odd_command_lines_are_read_to_their_end(penstock: Penstock) -> None:
     long = penstock("migrate", "llama-server -m x.gguf " + "--ctx-size 4096 --jinja " * 14)
     assert long.returncode == 0, long.stderr
     assert long.stdout.startswith("penstock serve x.gguf")
+
+
+def test_members_of_objects_are_given_one_by_one() -> None:
+    words = ["--hf-overrides", '{"rope_theta": 1, "a": {"b": 2}}', "--hf_overrides.a.c=3", "--hf-overrides.rope_theta"]
+    context = context_of("m", *words, "5e5", "--pooler-config.pooling_type", "MEAN", "--hf-overrides.list+", "x")
+    assert json.loads(context.params["hf_overrides"]) == {"rope_theta": 5e5, "a": {"b": 2, "c": 3}, "list": ["x"]}
+    assert json.loads(context.params["pooler_config"]) == {"pooling_type": "MEAN"}
+    made = migrated("vllm serve m --hf-overrides.rope_scaling.factor 4 --rope-theta 10 --pooler-config.dimensions 8")
+    assert made.line == (
+        'penstock serve m --hf-overrides.rope_theta 10 --hf-overrides \'{"rope_scaling": {"factor": 4}}\' '
+        "--pooler-config '{\"dimensions\": 8}'"
+    )
+    for wrong in (["--hf-overrides.a"], ["--hf-overrides..a", "1"], ["--hf-overrides." + "a." * 20 + "b", "1"]):
+        with pytest.raises(typer.BadParameter):
+            context_of("m", *wrong)
+    with pytest.raises(typer.BadParameter, match="no object"):
+        context_of("m", "--hf-overrides.a", "1", "--hf-overrides.a.b", "2")
+    with pytest.raises(typer.BadParameter, match="no list"):
+        context_of("m", "--hf-overrides.a", "1", "--hf-overrides.a+", "2")

@@ -74,7 +74,8 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "kv_cache_memory": 2**20, "memory": 2**30, "kv_blocks": 12, "depth": 1, "seed": 5, "kv_cache_dtype": "int8",
         "pack_cache": "off", "pack_cache_size": 2**20, "load_format": "dummy", "quantize": "q8_0", "arithmetic": "fast",
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "gpu_memory_utilization": 0.5,
-        "max_logprobs": -1, "logprobs_mode": "raw_logits",
+        "max_logprobs": -1, "logprobs_mode": "raw_logits", "hf_overrides": '{"rope_theta": 5.0}',
+        "pooler_config": '{"dimensions": 4}',
     }  # fmt: skip
     flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
     flags += ["--no-enable-prefix-caching", "--batch-invariant", "--enforce-eager", "--scheduling-policy", "priority"]
@@ -89,7 +90,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "--allowed-origins", "http://one", "--allowed-origins", "http://two", "--trust-request-chat-template",
         "--max-queue-seconds", "4", "--api-server-count", "3", "--any-model", "--alias", "a,b", "--alias", "c",
         "--no-slots", "--props", "--chat-template", "{{ messages }}", "--uds", "/run/s", "--root-path", "/a",
-        "--enable-force-include-usage", "--return-tokens-as-token-ids",
+        "--enable-force-include-usage", "--return-tokens-as-token-ids", "--grpc-port", "8001",
     )  # fmt: skip
     origins = ("http://one", "http://two")
     assert server == ServerOptions(
@@ -106,6 +107,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         root_path="/a",
         force_include_usage=True,
         tokens_as_ids=True,
+        grpc_port=8001,
     )
     (tmp_path / "chat.jinja").write_text("{{ 1 }}", encoding="utf-8")
     assert parsed("--chat-template-file", str(tmp_path / "chat.jinja"))[1].chat_template == "{{ 1 }}"

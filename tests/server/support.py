@@ -27,6 +27,7 @@ from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import THREAD_NAME, ThreadClient
 from penstock.host.process_client import ProcessClient
 from penstock.server.app import create_app
+from penstock.server.kserve_grpc.beside import grpc_beside
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.serve import bind, http_server, url_of
 from tests.engine.support import Wrapped, null_engine, null_process
@@ -211,8 +212,11 @@ def engine_threads() -> int:
 
 
 @contextlib.contextmanager
-def serving(client: EngineClient, text: TextPipeline, options: ServerOptions | None = None) -> Iterator[Serving]:
-    """A real server in a thread, on a free loopback port, that starts the engine as it starts itself."""
+def serving(
+    client: EngineClient, text: TextPipeline, options: ServerOptions | None = None, said: list[str] | None = None
+) -> Iterator[Serving]:
+    """A real server in a thread, on a free loopback port, that starts the engine as it starts itself; what it tells its
+    operator of gRPC is `said`."""
     options, threads = options or ServerOptions(), engine_threads()
     listener = bind("127.0.0.1", 0)
     started: list[tuple[asyncio.AbstractEventLoop, Lifecycle, object]] = []
@@ -221,12 +225,14 @@ def serving(client: EngineClient, text: TextPipeline, options: ServerOptions | N
         lifecycle = Lifecycle()
         starting = asyncio.ensure_future(client.start())
         frontend = Frontend(client, text, served_name="scripted")
-        server = http_server(create_app(frontend, options, lifecycle))
+        app = create_app(frontend, options, lifecycle)
+        server = http_server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.005)
-        started.append((asyncio.get_running_loop(), lifecycle, server))
-        await serving
+        async with grpc_beside(app, options, (said if said is not None else []).append):
+            started.append((asyncio.get_running_loop(), lifecycle, server))
+            await serving
         await client.close()
         await starting
 
@@ -253,6 +259,7 @@ def running(
     *,
     num_blocks: int = 1024,
     max_queue_seconds: float | None = None,
+    said: list[str] | None = None,
 ) -> Iterator[Running]:
     """A server over a null engine that answers ANSWER."""
     built: list[tuple[Engine, ScriptedRunner]] = []
@@ -267,7 +274,7 @@ def running(
         return engine, replace(info, model_path="/secret/path", vocab_size=text.vocab_size)
 
     client = ThreadClient(build, max_queue_seconds=max_queue_seconds)
-    with serving(client, text, options) as server:
+    with serving(client, text, options, said) as server:
         until(lambda: client.state is EngineState.READY)
         try:
             yield Running(server.url, server.port, server.lifecycle, server.loop, client, *built[0])

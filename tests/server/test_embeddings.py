@@ -73,8 +73,9 @@ def serve(folder: Path, model: Any, tokenizer: tokenizers.Tokenizer | None = Non
     tokenizer = tokenizer or words()
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"max_model_len": 64, "kv_blocks": 64, "kv_cache_dtype": "float32", "threads": 1, **options}
-    client = ThreadClient(functools.partial(build_engine, EngineOptions(model=str(folder), **settings)))
-    with serving(client, TextPipeline.load(str(folder))) as server:
+    chosen = EngineOptions(model=str(folder), **settings)
+    client = ThreadClient(functools.partial(build_engine, chosen))
+    with serving(client, TextPipeline.of(chosen)) as server:
         until(lambda: client.state is EngineState.READY)
         yield Served(server.url, model, tokenizer)
 
@@ -275,4 +276,100 @@ def test_a_chat_is_embedded_in_the_models_template(tmp_path_factory: pytest.Temp
         server, input="one two one three six"
     )
     assert embedding(server, messages=chat, truncate_prompt_tokens=2) == embedding(server, input="one two")
+    served.close()  # type: ignore[attr-defined]
+
+
+def test_names_of_other_services(embedder: Served) -> None:
+    """Jina's, Voyage's and NVIDIA's fields say what ours do."""
+    first = embedding(embedder, input=TEXTS[0], dimensions=8, normalize=True)
+    for other in (
+        {"output_dimension": 8, "input_type": "query", "output_dtype": "float", "truncation": True},
+        {"dimensions": 8, "normalized": True, "task": "retrieval.query", "embedding_type": "float"},
+        {"dimensions": 8, "output_dimension": 8, "embedding_type": ["float"], "truncate": "NONE"},
+    ):
+        assert embedding(embedder, input=TEXTS[0], **other) == first
+    bits = np.packbits(np.array(first) > 0)
+    for form in ({"output_dtype": "ubinary"}, {"embedding_type": ["ubinary"]}):
+        assert embedding(embedder, input=TEXTS[0], dimensions=8, **form) == bits.tolist()
+    told: Any = embedding(embedder, input=TEXTS[0], dimensions=8, output_dtype="float", encoding_format="base64")
+    assert np.frombuffer(base64.b64decode(told), np.float32).tolist() == first
+    whole = embedding(embedder, input=" ".join(LONG.split()[:64]))
+    for cut in ({"truncation": True}, {"truncate": True}, {"truncate": "END"}):
+        assert embedding(embedder, input=LONG, **cut) == whole
+    assert embedding(embedder, input=LONG, truncate="START") == embedding(embedder, input=" ".join(LONG.split()[-64:]))
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"dimensions": 8, "output_dimension": 9}, "dimensions"),
+        ({"output_dimension": 37}, "output_dimension"),
+        ({"normalize": True, "normalized": False}, "normalize"),
+        ({"output_dtype": "binary", "encoding_format": "base64"}, "output_dtype"),
+        ({"output_dtype": "int8"}, "output_dtype"),
+        ({"input_type": "qeury"}, "input_type"),
+        ({"late_chunking": True, "return_multivector": True}, "late_chunking"),
+        ({"truncation": "yes"}, "truncation"),
+    ],
+)
+def test_what_other_services_say_and_is_refused(embedder: Served, body: dict[str, Any], param: str) -> None:
+    answer = embedder.post("/v1/embeddings", input="one two", **body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_texts_are_embedded_from_their_place_in_all(embedder: Served) -> None:
+    texts = ["one two three", "four five", "six"]
+    states = embedder.states(" ".join(texts))
+    data = embedder.post("/v1/embeddings", input=texts, late_chunking=True).json()
+    expected = [unit(states[start:end].mean(0)) for start, end in ((0, 3), (3, 5), (5, 6))]
+    for entry, mean in zip(data["data"], expected, strict=True):
+        torch.testing.assert_close(torch.tensor(entry["embedding"]), mean, rtol=1e-4, atol=1e-4)
+    assert data["usage"]["prompt_tokens"] == 6
+    assert embedder.post("/v1/embeddings", input=[LONG[:120], LONG[:200]], late_chunking=True).status_code == 400
+
+
+def test_a_vector_for_every_token(embedder: Served, classifier: Served) -> None:
+    (entry,) = embedder.post("/v1/embeddings", input=TEXTS[0], return_multivector=True).json()["data"]
+    expected = torch.stack([unit(state) for state in embedder.states(TEXTS[0])])
+    torch.testing.assert_close(torch.tensor(entry["embeddings"]), expected, rtol=1e-4, atol=1e-4)
+    (entry,) = classifier.post("/pooling", input=TEXTS[0], task="token_classify").json()["data"]
+    with torch.no_grad():
+        theirs = classifier.model.score(classifier.states(TEXTS[0])).softmax(-1)
+    torch.testing.assert_close(torch.tensor(entry["data"]), theirs, rtol=1e-4, atol=1e-5)
+
+
+CHUNKED = {"pooling_type": "MEAN", "enable_chunked_processing": True, "max_embed_len": 100, "dimensions": 8}
+
+
+def test_texts_beyond_the_context_are_embedded_in_chunks(tmp_path: Path) -> None:
+    served = serve(tmp_path, tiny.make("qwen3", dtype=torch.float32), words(template=True), pooler_config=CHUNKED)
+    server = next(served)
+    long = LONG.split()  # 70 words; with what is around a text there is room for 62 in a chunk
+    parts = [" ".join(long[:62]), " ".join(long[62:])]
+    means = [server.states(part)[:, :8].double().mean(0) for part in parts]
+    expected = unit((means[0] * 62 + means[1] * 8) / 70).float()
+    answer = server.post("/v1/embeddings", input=[LONG, "one"]).json()
+    torch.testing.assert_close(torch.tensor(answer["data"][0]["embedding"]), expected, rtol=1e-4, atol=1e-4)
+    assert answer["usage"]["prompt_tokens"] == 62 + 2 + 8 + 2 + 3
+    assert len(answer["data"][1]["embedding"]) == 8
+    assert len(embedding(server, input=LONG, dimensions=36)) == 36
+    refused = server.post("/v1/embeddings", input="one " * 99)  # and what is around it
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+    assert "at most 100" in refused.json()["error"]["message"]
+    assert server.post("/pooling", input=LONG, task="token_embed").status_code == 400
+    served.close()  # type: ignore[attr-defined]
+
+
+def test_pooling_as_the_operator_says(tmp_path: Path) -> None:
+    settings = {"pooling_type": "ALL", "use_activation": False}
+    served = serve(tmp_path, tiny.make("qwen3", dtype=torch.float32), pooler_config=settings)
+    server = next(served)
+    found: Any = embedding(server, input=TEXTS[0])
+    torch.testing.assert_close(torch.tensor(found), server.states(TEXTS[0]), rtol=1e-4, atol=1e-4)
+    for path, body in (
+        ("/v2/embed", {"texts": ["one"]}),
+        ("/score", {"text_1": "one", "text_2": "two"}),
+        ("/api/embed", {"model": "scripted", "input": "one"}),
+    ):
+        assert server.post(path, **body).status_code == 400, path
     served.close()  # type: ignore[attr-defined]

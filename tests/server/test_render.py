@@ -62,3 +62,30 @@ def test_refusals(server: Running, path: str, body: dict[str, Any], param: str, 
 def test_a_prompt_is_needed(server: Running) -> None:
     answer = post(server, "/v1/completions/render", {"prompt": ""})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+TURNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "/v1/responses": ({"instructions": "Be kind.", "input": "Hello"}, {"max_output_tokens": 7}),
+    "/v1/messages": ({"system": "Be kind.", "messages": [{"role": "user", "content": "Hello"}]}, {"max_tokens": 7}),
+}
+
+
+@pytest.mark.parametrize("path", TURNS)
+def test_rendered_turns_are_those_that_run(server: Running, path: str) -> None:
+    body, more = TURNS[path]
+    body = {"model": "scripted", **body, **more, "temperature": 0.5}
+    found = post(server, f"{path}/render", body).json()
+    assert not server.runner.seen
+    assert post(server, path, body).status_code == 200
+    assert found["token_ids"] == list(server.runner.seen[0].prompt_ids)
+    assert found["sampling_params"]["max_tokens"] == 7
+    prompt, offsets = found["prompt"], found["token_offsets"]
+    assert "".join(prompt[start:end] for start, end in offsets) == prompt
+    assert len(offsets) == len(found["token_ids"])
+
+
+def test_refusals_of_turns_have_their_dialects_shape(server: Running) -> None:
+    answer = post(server, "/v1/messages/render", {"model": "scripted", "messages": [], "max_tokens": 1})
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")
+    answer = post(server, "/v1/responses/render", {"model": "scripted", "input": []})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")

@@ -282,3 +282,27 @@ def test_a_refusal_names_the_field_that_was_sent(server: Running) -> None:
     answer = post(server, "/generate", {"input_ids": [10**9]})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("input_ids")
+
+
+def test_vertex_ais_route(server: Running) -> None:
+    """Instances in, predictions out; refusals are SGLang's."""
+    asked = {"sampling_params": {"max_new_tokens": 100}}
+    instances = [{"text": "Hello"}, {"text": "Hi"}]
+    told = httpx.post(f"{server.url}/vertex_generate", json={"instances": instances, "parameters": asked}, timeout=60)
+    assert [one["text"] for one in told.json()["predictions"]] == [ANSWER, ANSWER]
+    assert int(told.headers["content-length"]) == len(told.content)
+    ids = httpx.post(f"{server.url}/vertex_generate", json={"instances": [{"input_ids": [5, 6]}]}, timeout=60)
+    assert len(ids.json()["predictions"]) == 1
+    refusals: list[dict[str, Any]] = [
+        {},
+        {"instances": []},
+        {"instances": [{}]},
+        {"instances": [{"text": "a"}, {"input_ids": [1]}]},
+        {"instances": [{"text": "a", "image_data": "x"}]},
+        {"instances": [{"text": "a"}], "parameters": {"stream": True}},
+        {"instances": [{"text": "a"}], "parameters": {"text": "b"}},
+        {"instances": [{"text": "a"}], "parameters": {"sampling_params": {"max_new_tokens": -1}}},
+    ]
+    for body in refusals:
+        refused = httpx.post(f"{server.url}/vertex_generate", json=body, timeout=60)
+        assert refused.status_code == 400 and "retryable" in refused.json()["error"], body

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -14,25 +13,18 @@ from starlette.responses import Response
 from penstock.config import limits
 from penstock.config.errors import param_names
 from penstock.core.request import Truncation
-from penstock.engine.pooling import Pooled, pool_all
+from penstock.engine.pooling import pool_all
 from penstock.server.body import read_body
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered
 from penstock.server.document import takes
+from penstock.server.embedding_fields import Form, prompt_of
 from penstock.server.encoding import made_answer
 from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
 from penstock.server.vectors import written
 
-# What Cohere calls kinds of texts → names that models have for the prompts before them, the usual ones first.
-KINDS: Mapping[str, Sequence[str]] = {
-    "search_query": ("search_query", "query"),
-    "search_document": ("search_document", "document", "passage"),
-    "classification": ("classification",),
-    "clustering": ("clustering",),
-}
 Kind = Literal["search_query", "search_document", "classification", "clustering"]
-Form = Literal["float", "base64", "binary", "ubinary"]
 
 
 class CohereEmbedBody(RequestBody):
@@ -49,19 +41,6 @@ class CohereEmbedBody(RequestBody):
     output_dimension: int | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
-
-
-def _signs(result: Pooled, *, signed: bool) -> list[int]:
-    """One bit an element, set where it is above 0, eight a byte from the highest; `signed` bytes are less 128."""
-    bits = [value > 0 for value in result.values]
-    packed = (bits[start : start + 8] for start in range(0, len(bits), 8))
-    return [sum(bit << (7 - place) for place, bit in enumerate(some)) - (128 if signed else 0) for some in packed]
-
-
-def _in_form(results: Sequence[Pooled], form: Form) -> list[Any]:
-    if form in ("binary", "ubinary"):
-        return [_signs(result, signed=form == "binary") for result in results]
-    return [written(result.values, form) for result in results]
 
 
 def _most(body: CohereEmbedBody, model: ModelContext) -> int | None:
@@ -81,8 +60,7 @@ def cohere_router(context: ServerContext) -> APIRouter:
         pooling = model.frontend.text.pooling
         with param_names({"dimensions": "output_dimension"}):
             params = pooling.embedding(body.output_dimension)
-        known = KINDS[body.input_type] if body.input_type is not None else ()
-        name = next((prompt for prompt in known if prompt in pooling.prompts.texts), None)
+        name = None if body.input_type is None else prompt_of(body.input_type, pooling.prompts.texts)
         cut = None if body.truncate == "NONE" else Truncation(_most(body, model), body.truncate == "START", 0)
         texts = pooling.prompted(body.texts, name)
         sent = [replace(text_request(request, body, text, ONE_TOKEN), truncation=cut) for text in texts]
@@ -92,6 +70,11 @@ def cohere_router(context: ServerContext) -> APIRouter:
         tokens = sum(result.prompt_tokens for result in results)
         meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
         answer = {"id": str(uuid.uuid4()), "response_type": "embeddings_by_type", "texts": body.texts, "meta": meta}
-        return await made_answer(lambda: {**answer, "embeddings": {form: _in_form(results, form) for form in forms}})
+        return await made_answer(
+            lambda: {
+                **answer,
+                "embeddings": {form: [written(result.values, form) for result in results] for form in forms},
+            }
+        )
 
     return router

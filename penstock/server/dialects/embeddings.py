@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
 from penstock.config import limits
-from penstock.config.errors import OverloadedError, ParameterError, RequestError
+from penstock.config.errors import OverloadedError, ParameterError, RequestError, param_names
 from penstock.config.sampling import SamplingParams
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import FinishReason, GenerationRequest
@@ -26,8 +26,10 @@ from penstock.server.connected import while_connected
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.conversation import checked_messages, template_kwargs
 from penstock.server.document import takes
+from penstock.server.embedding_fields import ForeignEmbeddingBody, Form, wanted
 from penstock.server.encoding import json_response, made_answer
 from penstock.server.handed_on import handed_on
+from penstock.server.late_chunking import late_chunks
 from penstock.server.prompts import cache_salt, prompts_of, text_request
 from penstock.server.shapes import PROMPT, Messages, Name, PromptOrNull
 from penstock.server.truncation import CutBody, truncation
@@ -63,7 +65,7 @@ class InputBody(PooledBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class EmbeddingBody(InputBody):
+class EmbeddingBody(InputBody, ForeignEmbeddingBody):
     """POST /v1/embeddings. `normalize` overrides what the model's files say; `prompt_name` names one of its prompts."""
 
     encoding_format: Literal["float", "base64"] | None = None
@@ -78,7 +80,7 @@ class EmbeddingBody(InputBody):
 class PoolingBody(EmbeddingBody):
     """POST /pooling: the states a model ends with, one a text or one a token, or its labels' scores."""
 
-    task: Literal["embed", "token_embed", "classify"] | None = None
+    task: Literal["embed", "token_embed", "classify", "token_classify"] | None = None
 
 
 class ClassifyBody(InputBody):
@@ -119,25 +121,10 @@ def listed(model: ModelContext, kind: str, results: Sequence[Pooled], data: list
     return {**head, "data": data, "usage": usage}
 
 
-def _embeddings(model: ModelContext, body: EmbeddingBody, results: Sequence[Pooled]) -> dict[str, Any]:
-    data: list[dict[str, Any]] = [
-        {"object": "embedding", "index": index, "embedding": _encoded(result.values, body)}
-        for index, result in enumerate(results)
-    ]
-    return listed(model, "embd", results, data)
-
-
-def _states(model: ModelContext, body: PoolingBody, results: Sequence[Pooled], params: PoolingParams) -> dict[str, Any]:
-    data: list[dict[str, Any]] = []
-    for index, result in enumerate(results):
-        values = [_encoded(part, body) for part in _each_token(result, params)]
-        told = values if params.kind is PoolingKind.ALL else values[0]
-        data.append({"object": "pooling", "index": index, "data": told})
-    return listed(model, "pool", results, data)
-
-
-def _encoded(values: array[float], body: EmbeddingBody) -> Any:
-    return written(values, body.encoding_format, body.embed_dtype, body.endianness)
+def _told(body: EmbeddingBody, form: Form, result: Pooled, params: PoolingParams) -> Any:
+    """A vector, or a list of one a token."""
+    parts = [written(part, form, body.embed_dtype, body.endianness) for part in _each_token(result, params)]
+    return parts if params.kind is PoolingKind.ALL else parts[0]
 
 
 def activated(params: PoolingParams, asked: bool | None) -> PoolingParams:
@@ -172,7 +159,8 @@ def _requests(request: Request, model: ModelContext, body: InputBody, params: Po
         return [_chat(request, body)]
     texts = prompts_of(body.input, "input")
     if isinstance(body, EmbeddingBody) and not params.classify:
-        texts = model.frontend.text.pooling.prompted(texts, body.prompt_name, body.prompt)
+        pooling = model.frontend.text.pooling
+        texts = pooling.prompted(texts, wanted(body, pooling.prompts.texts).prompt_name, body.prompt)
     return [text_request(request, body, text, ONE_TOKEN) for text in texts]
 
 
@@ -182,10 +170,15 @@ async def pooled_inputs(request: Request, model: ModelContext, body: InputBody, 
     model.require_ready()
     sent = await translated(request, _requests, request, model, body, params)
     field = "input" if body.messages is None else "messages"
-    cut = truncation(body)
+    foreign = isinstance(body, EmbeddingBody)
+    cut = wanted(body, model.frontend.text.pooling.prompts.texts).cut if foreign else truncation(body)
     asked = [replace(each, truncation=cut) for each in sent]
-    pooled = [activated(params, body.use_activation)] * len(asked)
-    return await answered(model, request, pool_all(model.frontend, asked, pooled, field))
+    params = activated(params, body.use_activation)
+    if isinstance(body, EmbeddingBody) and body.late_chunking:
+        if body.messages is not None or params.kind is PoolingKind.ALL or params.classify:
+            raise ParameterError("late_chunking", True, "only where each text of input has one vector")
+        return await answered(model, request, late_chunks(model.frontend, asked, params, field))
+    return await answered(model, request, pool_all(model.frontend, asked, [params] * len(asked), field))
 
 
 async def classified(request: Request, context: ServerContext, body: ClassifyBody) -> Response:
@@ -210,9 +203,21 @@ def embeddings_router(context: ServerContext) -> APIRouter:
             return answer
         body = await read_body(request, EmbeddingBody)
         model = await context.model(request, body.model)
-        params = model.frontend.text.pooling.embedding(body.dimensions, body.normalize)
+        pooling = model.frontend.text.pooling
+        asked = wanted(body, pooling.prompts.texts)
+        with param_names({"dimensions": asked.dimensions_field}):
+            params = pooling.embedding(asked.dimensions, asked.normalize, each_token=body.return_multivector or None)
         results = await pooled_inputs(request, model, body, params)
-        return await made_answer(lambda: _embeddings(model, body, results))
+        name = "embeddings" if body.return_multivector else "embedding"
+
+        def made() -> dict[str, Any]:
+            data: list[dict[str, Any]] = [
+                {"object": "embedding", "index": index, name: _told(body, asked.form, result, params)}
+                for index, result in enumerate(results)
+            ]
+            return listed(model, "embd", results, data)
+
+        return await made_answer(made)
 
     @router.post("/pooling", summary="Pooled states of texts", openapi_extra=takes(PoolingBody))
     async def pooled(request: Request) -> Response:
@@ -220,13 +225,23 @@ def embeddings_router(context: ServerContext) -> APIRouter:
         model = await context.model(request, body.model)
         pooling = model.frontend.text.pooling
         task = body.task or ("classify" if pooling.labels else "token_embed" if body.dimensions is None else "embed")
-        if task == "classify" and body.dimensions is not None:
-            raise ParameterError("dimensions", body.dimensions, "only for embeddings; leave it out")
-        if task == "classify":
-            params = pooling.classification()
-        else:
-            params = pooling.embedding(body.dimensions, body.normalize, each_token=task == "token_embed")
-        results = await pooled_inputs(request, model, body, params)
-        return await made_answer(lambda: _states(model, body, results, params))
+        asked = wanted(body.model_copy(update={"task": None}), pooling.prompts.texts)
+        with param_names({"dimensions": asked.dimensions_field}):
+            if task.endswith("classify") and asked.dimensions is not None:
+                raise ParameterError("dimensions", asked.dimensions, "only for embeddings; leave it out")
+            if task.endswith("classify"):
+                params = pooling.classification(each_token=task == "token_classify")
+            else:
+                params = pooling.embedding(asked.dimensions, asked.normalize, each_token=task == "token_embed")
+        results = await pooled_inputs(request, model, body.model_copy(update={"task": None}), params)
+
+        def made() -> dict[str, Any]:
+            data: list[dict[str, Any]] = [
+                {"object": "pooling", "index": index, "data": _told(body, asked.form, result, params)}
+                for index, result in enumerate(results)
+            ]
+            return listed(model, "pool", results, data)
+
+        return await made_answer(made)
 
     return router

@@ -17,10 +17,14 @@ from penstock.config.sampling import SamplingParams
 from penstock.core.request import GenerationRequest
 from penstock.server.body import read_body, translated
 from penstock.server.context import ModelContext
+from penstock.server.dialects.anthropic.routes import read_messages
+from penstock.server.dialects.anthropic.routes import sent_names as message_names
+from penstock.server.dialects.anthropic.schema import MessagesBody
+from penstock.server.dialects.anthropic.translate import messages_call
 from penstock.server.dialects.openai.routes import named
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call, sent_names
-from penstock.server.dialects.responses.schema import InputTokensBody
+from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.service.responses import Responses
 from penstock.server.dialects.responses.translate import sent_names as response_names
 from penstock.server.document import takes
@@ -97,17 +101,56 @@ def render_router(responses: Responses) -> APIRouter:
         router.post(path, summary="Count a chat's tokens", openapi_extra=takes(ChatBody))(input_tokens)
 
     _count_responses(router, responses)
+    _render_turns(router, responses)
     return router
 
 
-def _offsets(body: Sampling, model: ModelContext, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
-    """The characters that each token stands for, from the first to behind the last, where they are asked for.
+def _render_turns(router: APIRouter, responses: Responses) -> None:
+    """The routes for bodies of Responses and of Messages, which always tell where tokens stood."""
+    context = responses.context
 
-    None also where tokens do not spell the prompt as it is: it was cut, or its letters are made small. Each of several
+    async def rendered(
+        body: ResponsesBody | MessagesBody, model: ModelContext, name: str, request: GenerationRequest
+    ) -> Response:
+        model.require_ready()
+        prompt = await asyncio.to_thread(model.frontend.render, request)
+        ids = await model.frontend.tokenize(request)
+
+        def made() -> dict[str, Any]:
+            told = _told(model.model, name, request, prompt, ids)
+            return {**told, "stream": bool(body.stream), "token_offsets": _places(model, prompt, ids)}
+
+        return await made_answer(made)
+
+    @router.post("/v1/responses/render", summary="A response as it would run", openapi_extra=takes(ResponsesBody))
+    async def render_response(request: Request) -> Response:
+        body = await read_body(request, ResponsesBody)
+        model = await context.model(request, body.model)
+        model.require_ready()
+        with param_names(response_names(body)):
+            call = await responses.call(request, body, model)
+            return await rendered(body, model, call.id, call.request)
+
+    @router.post("/v1/messages/render", summary="Messages as they would run", openapi_extra=takes(MessagesBody))
+    async def render_messages(request: Request) -> Response:
+        body = await read_messages(request, MessagesBody)
+        model = await context.model(request, body.model)
+        with param_names(message_names(body)):
+            call = await translated(request, messages_call, body, model.frontend.text.defaults)
+            return await rendered(body, model, f"msg_{call.request.request_id}", call.request)
+
+
+def _offsets(body: Sampling, model: ModelContext, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
+    """Places of tokens, where they are asked for."""
+    return _places(model, prompt, ids) if body.return_token_offsets else None
+
+
+def _places(model: ModelContext, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The characters that each token stands for, from the first to behind the last.
+
+    None where tokens do not spell the prompt as it is: it was cut, or its letters are made small. Each of several
     tokens that make up one character has all of it.
     """
-    if not body.return_token_offsets:
-        return None
     pieces = [model.frontend.token_bytes(token) for token in ids]
     if b"".join(pieces) != prompt.encode():
         return None
@@ -127,14 +170,20 @@ def _rendered(
 ) -> dict[str, Any]:
     options = body.stream_options
     return {
+        **_told(model, name, request, prompt, ids),
+        "stream": bool(body.stream),
+        "stream_options": None if options is None else options.model_dump(),
+    }
+
+
+def _told(model: str, name: str, request: GenerationRequest, prompt: str, ids: tuple[int, ...]) -> dict[str, Any]:
+    return {
         "request_id": name,
         "model": model,
         "prompt": prompt,
         "token_ids": ids,
         "features": None,
         "sampling_params": msgspec.to_builtins(request.sampling),
-        "stream": bool(body.stream),
-        "stream_options": None if options is None else options.model_dump(),
         "cache_salt": request.cache_salt or None,
         "priority": request.priority,
     }

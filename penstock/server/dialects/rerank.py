@@ -14,7 +14,8 @@ from starlette.responses import Response
 from penstock.config import limits
 from penstock.config.errors import RequestError, format_value, param_names
 from penstock.core.request import GenerationRequest, Truncation
-from penstock.engine.pooling import Pooled, score_pairs
+from penstock.engine.pooling import Pooled
+from penstock.search.ranking import score_pairs
 from penstock.server.body import Marked, read_body, read_either
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.embeddings import ONE_TOKEN, PooledBody, answered, listed

@@ -25,11 +25,12 @@ _Body = TypeVar("_Body", bound=CountTokensBody)
 _SENT = {"stop": "stop_sequences", "grammar": "output_config.format.schema", "thinking_budget": "thinking"}
 
 
-def _sent_names(body: CountTokensBody) -> Mapping[str, str]:
+def sent_names(body: CountTokensBody) -> Mapping[str, str]:
+    """What our fields are called in a body, for messages."""
     return _SENT | function_fields(body.tools, "tools[{}].input_schema")
 
 
-async def _read(request: Request, model: type[_Body]) -> _Body:
+async def read_messages(request: Request, model: type[_Body]) -> _Body:
     """The body. Fields unknown here belong to a beta if the request names any, and are passed over."""
     return await read_body(request, model, passing="anthropic-beta" in request.headers)
 
@@ -40,9 +41,9 @@ def anthropic_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/messages", summary="Answer a chat", openapi_extra=takes(MessagesBody, EVENTS))
     async def messages(request: Request) -> Response:
-        body = await _read(request, MessagesBody)
+        body = await read_messages(request, MessagesBody)
         model = await context.model(request, body.model, events=body.stream)
-        with param_names(_sent_names(body)):
+        with param_names(sent_names(body)):
             call = await translated(request, messages_call, body, model.frontend.text.defaults)
             model.require_ready()
             active = await open_call_within_context(request, model, call.request)
@@ -59,9 +60,9 @@ def anthropic_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", summary="Count a chat's tokens", openapi_extra=takes(CountTokensBody))
     async def count_tokens(request: Request) -> Response:
-        body = await _read(request, CountTokensBody)
+        body = await read_messages(request, CountTokensBody)
         model = await context.model(request, body.model)
-        with param_names(_sent_names(body)):
+        with param_names(sent_names(body)):
             asked = await translated(request, prompt_request, body, SamplingParams(max_tokens=1))
             model.require_ready()
             return json_response({"input_tokens": len(await model.frontend.tokenize(asked))})

@@ -58,6 +58,16 @@ def infer_call(body: KserveInferBody, tail: bytes | memoryview, defaults: Mappin
     Raises:
         RequestError: a tensor that is not there, not known, or not of its form.
     """
+    prompts, given, binary = tensors_of(body, tail)
+    return _call(prompts, validate(KserveParameters, given), defaults, binary=binary, name=body.id)
+
+
+def tensors_of(body: KserveInferBody, tail: bytes | memoryview) -> tuple[tuple[str, ...], dict[str, Any], bool]:
+    """The texts of a body of tensors, its parameters by name, and whether outputs are wanted in binary.
+
+    Raises:
+        RequestError: as `infer_call`.
+    """
     tensors, binary = BinaryTensors(tail), False
     found: dict[str, list[Any]] = {}
     for tensor in body.inputs:
@@ -75,7 +85,7 @@ def infer_call(body: KserveInferBody, tail: bytes | memoryview, defaults: Mappin
         if output.name != "text_output":
             raise bad_value("outputs", output.name, '"text_output"')
         binary = (output.parameters or {}).get("binary_data", binary) is True
-    return _call(tuple(prompts), validate(KserveParameters, given), defaults, binary=binary, name=body.id)
+    return tuple(prompts), given, binary
 
 
 def _parameter(name: str, values: Sequence[Any]) -> dict[str, Any]:
