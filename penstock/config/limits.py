@@ -30,6 +30,15 @@ SSE_KEEPALIVE_S = 15.0
 DRAIN_TIMEOUT_S = 30.0
 MAX_REQUEST_ID_CHARS = 128
 
+# WebSockets
+SOCKET_S = 3600.0  # that one may be open, as at OpenAI
+SOCKET_SILENCE_S = 60.0  # after a ping that is not answered
+MAX_STREAMS_OF_A_SOCKET = 8  # that run beside each other
+MAX_STREAM_ID_CHARS = 128
+MAX_WAITING_MESSAGES = 16  # of one connection, while others of their stream are answered
+MAX_WAITING_BYTES = 2**20  # of all of these
+MAX_RECENT_RESPONSES_BYTES = 64 * 2**20  # that are not kept, but that their connections go on from
+
 # The machine
 MAX_THREADS = 1024
 

@@ -76,6 +76,7 @@ from penstock.server.metrics import Metrics, log_throughput
 from penstock.server.middleware import RequestMiddleware
 from penstock.server.not_here import not_here_router
 from penstock.server.one_model import OneModel
+from penstock.server.origins import SocketOrigins
 from penstock.server.reports import RequestReports, newest
 from penstock.server.root_path import RootPath
 from penstock.server.siblings import Siblings
@@ -165,6 +166,7 @@ def _add_outermost(app: FastAPI, options: ServerOptions) -> None:
     """What sees a request before its key is looked at; the last is the first to see it."""
     if options.allowed_origins != (NO_ORIGIN,):
         app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
+    app.add_middleware(SocketOrigins, allowed=options.allowed_origins)
     if options.root_path:
         app.add_middleware(RootPath, prefix=options.root_path)
 

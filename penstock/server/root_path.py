@@ -25,7 +25,7 @@ class RootPath:
         self._app, self._prefix = app, prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(self._prefix + "/"):
+        if scope["type"] in ("http", "websocket") and scope["path"].startswith(self._prefix + "/"):
             raw = scope.get("raw_path", b"").removeprefix(self._prefix.encode())
             scope = {**scope, "path": scope["path"].removeprefix(self._prefix), "raw_path": raw}
         await self._app(scope, receive, send)
