@@ -190,6 +190,8 @@ SERVER_FLAGS = (
          "Answer calls for any model's name, where one model is served.", "--any-model"),
     flag("aliases", list[str] | None, None, _NETWORK,
          "A further name of the model; repeatable, and several with commas between them.", "--alias", metavar="NAME"),
+    flag("moderation_model", str | None, None, _NETWORK,
+         "The served guard model that /v1/moderations asks where calls name none.", metavar="NAME"),
     flag("slots", bool, True, _NETWORK, "Tell at /slots what is computed.", "--slots/--no-slots"),
     flag("props", bool, False, _NETWORK, "Take POST /props, which has no fields yet.", "--props"),
     flag("chat_template", str | None, None, _MODEL,

@@ -52,6 +52,7 @@ MAX_MODEL_WAITERS = 1024  # calls that wait for models to be loaded
 # One request
 MAX_N = 128
 MAX_PROMPTS_PER_CALL = 1024
+MAX_MODERATED_TEXTS = 128  # of one call; some guards are asked five questions of each
 MAX_SHARED_WORK = 2**20  # characters of a grammar, say, that each prompt of a call needs anew
 MAX_PATTERN = 256  # tokens of a pattern whose repetition ends an answer
 MAX_STOP_STRINGS = 16

@@ -194,6 +194,7 @@ class ServerOptions:
         root_path: the path under which a proxy shows this server, "" for none.
         force_include_usage: streams of chats and completions end with the usage, asked for or not.
         tokens_as_ids: their log-probabilities name tokens by their ids.
+        moderation_model: the served guard model that /v1/moderations asks where calls name none; None for none.
     """
 
     host: str = "127.0.0.1"
@@ -221,3 +222,4 @@ class ServerOptions:
     root_path: str = ""
     force_include_usage: bool = False
     tokens_as_ids: bool = False
+    moderation_model: str | None = None

@@ -43,6 +43,7 @@ from penstock.server.dialects.llama_server.routes import llama_server_router
 from penstock.server.dialects.llama_server.schema import LLAMA_BODIES
 from penstock.server.dialects.management import MANAGEMENT_BODIES, management_router
 from penstock.server.dialects.models import models_router
+from penstock.server.dialects.moderation.routes import ModerationBody, moderation_router
 from penstock.server.dialects.ollama.models.about import called
 from penstock.server.dialects.ollama.models.library import LIBRARY_BODIES, library_router
 from penstock.server.dialects.ollama.routes import ollama_router
@@ -211,7 +212,7 @@ def _describe(
 def _bodies() -> tuple[type[BaseModel], ...]:
     """What requests to the dialects are made of."""
     pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, TextsRerankBody, ScoreBody)
-    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, CompactBody)
+    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, CompactBody, ModerationBody)
     tokens = (TokenizeBody, LlamaTokenizeBody, DetokenizeBody)
     return (
         *openai,
@@ -289,6 +290,7 @@ def _routers(
             openai_router(context, chats, running),
             stored_chats_router(chats),
             models_router(context),
+            moderation_router(context, options.moderation_model),
         ),
         "OpenAI: responses": (responses_router(responses), conversations_router(responses.conversations)),
         "Anthropic": (anthropic_router(context),),
