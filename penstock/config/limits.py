@@ -30,6 +30,13 @@ SSE_KEEPALIVE_S = 15.0
 DRAIN_TIMEOUT_S = 30.0
 MAX_REQUEST_ID_CHARS = 128
 
+# Streams that go on without their client
+MAX_CONVERSATION_CHARS = 256
+MAX_RESUMABLE_STREAMS = 256  # that run
+MAX_RESUMABLE_STREAM_BYTES = 4 * 2**20  # of one, as in llama-server; its beginning is dropped
+MAX_RESUMABLE_BYTES = 64 * 2**20  # of all
+RESUMABLE_S = 300.0  # that one is kept when it has ended
+
 # WebSockets
 SOCKET_S = 3600.0  # that one may be open, as at OpenAI
 SOCKET_SILENCE_S = 60.0  # after a ping that is not answered

@@ -401,7 +401,7 @@ class EventStream(Response):
             if isinstance(end, ClientGone):
                 raise end
             await cancel_all((write,))
-            await _send_within(scope, send, self._last(end), more=False)
+            await send_within(scope, send, self._last(end), more=False)
         finally:
             await cancel_all(tasks)
             if self._close is not None:
@@ -436,10 +436,10 @@ class EventStream(Response):
                 while True:
                     pieces.append(self._buffer.get_nowait())
             more = pieces[-1] is not None
-            await _send_within(scope, send, b"".join(piece for piece in pieces if piece is not None), more=more)
+            await send_within(scope, send, b"".join(piece for piece in pieces if piece is not None), more=more)
 
 
-async def _send_within(scope: Scope, send: Send, body: bytes, *, more: bool) -> None:
+async def send_within(scope: Scope, send: Send, body: bytes, *, more: bool) -> None:
     """Sends a piece of a stream; a client that reads nothing for `limits.STREAM_STALL_TIMEOUT_S` has gone."""
     try:
         async with patience(limits.STREAM_STALL_TIMEOUT_S):

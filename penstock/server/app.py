@@ -55,6 +55,7 @@ from penstock.server.dialects.rerank import RerankBody, ScoreBody, TextsRerankBo
 from penstock.server.dialects.responses.routes import responses_router
 from penstock.server.dialects.responses.schema import CompactBody, InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.service.responses import Responses
+from penstock.server.dialects.resumed import LookupBody, resumed_router
 from penstock.server.dialects.sagemaker import sagemaker_router
 from penstock.server.dialects.sglang.routes import sglang_router
 from penstock.server.dialects.sglang.schema import SGLANG_BODIES
@@ -79,6 +80,7 @@ from penstock.server.not_here import not_here_router
 from penstock.server.one_model import OneModel
 from penstock.server.origins import SocketOrigins
 from penstock.server.reports import RequestReports, newest
+from penstock.server.resumable import ResumableMiddleware, ResumableStreams
 from penstock.server.root_path import RootPath
 from penstock.server.siblings import Siblings
 from penstock.server.store import ResponseStore
@@ -128,7 +130,9 @@ def create_app(
         lifespan=lambda _: _lifespan(context, responses, reports),
         default_response_class=Response,
     )
+    streams = ResumableStreams()
     _include(app, context, _routers(context, responses, admins, options), admins, options)
+    app.include_router(resumed_router(streams, lifecycle), tags=["llama-server"])
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(_requests_router(reports, admins, siblings), tags=["Operation"])
     _add_hooks(app, options)
@@ -143,6 +147,7 @@ def create_app(
         check_room=check_room,
         processes=1 if siblings is None else siblings.count,
     )
+    app.add_middleware(ResumableMiddleware, streams=streams)
     _add_outermost(app, options)
     bodies = (*_bodies(), *((*MANAGEMENT_BODIES, *LIBRARY_BODIES) if models.host is not None else ()))
     _describe(app, context, bodies, options)
@@ -217,6 +222,7 @@ def _bodies() -> tuple[type[BaseModel], ...]:
     return (
         *openai,
         ControlBody,
+        LookupBody,
         *tokens,
         *CONVERSATION_BODIES,
         ChatUpdateBody,

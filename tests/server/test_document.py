@@ -38,6 +38,7 @@ OPERATIONS = [
     ("GET", "/v1/models/{model}", 10),
     *(("POST", f"/{path}", 10) for path in ("completion", "completions", "chat/completions")),
     ("POST", "/v1/chat/completions/control", 5),
+    *(("GET", "/v1/stream", 5), ("DELETE", "/v1/stream", 5), ("POST", "/v1/streams/lookup", 5)),
     *(("POST", f"/{path}", 5) for path in ("embedding", "embeddings", "chat/completions/input_tokens")),
     *(("POST", path, 5) for path in ("/reranking", "/v1/reranking", "/lora-adapters")),
     *(("GET", f"/{path}", 2) for path in ("props", "slots", "lora-adapters", "models", "v1/health")),

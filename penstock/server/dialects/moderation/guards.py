@@ -270,7 +270,7 @@ def is_classifier(labels: Sequence[str]) -> bool:
 def of_labels(labels: Sequence[str], scores: Sequence[float]) -> list[Verdict]:
     """The verdicts of a classifier: those of its labels that are known."""
     told = (
-        (LABELS[_label(label)], score) for label, score in zip(labels, scores, strict=True) if _label(label) in LABELS
+        (LABELS[_label(label)], score) for label, score in zip(labels, scores, strict=False) if _label(label) in LABELS
     )
     return [Verdict(score >= _THRESHOLD, score, categories) for categories, score in told]
 
