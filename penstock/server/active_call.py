@@ -127,7 +127,7 @@ class ActiveCall:
                         await asyncio.sleep(0)
                 generations = await asyncio.gather(*tasks)
             except BaseException as error:
-                told.give_back(taken)
+                told.give_back(requests, taken)
                 if isinstance(error, asyncio.CancelledError):
                     for _ in range(sum(request.sampling.n for request in requests)):
                         context.metrics.finished(FinishReason.CANCELLED.value)
@@ -137,7 +137,7 @@ class ActiveCall:
                     if not isinstance(result, BaseException):
                         await result.aclose()
                 raise
-        call = cls(requests, generations, context.metrics, started, account, [partial(told.give_back, taken)])
+        call = cls(requests, generations, context.metrics, started, account, [partial(told.give_back, requests, taken)])
         if account is not None:
             account.prompt_tokens = call.prompt_tokens
         return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -81,7 +81,7 @@ from penstock.server.one_model import OneModel
 from penstock.server.origins import SocketOrigins
 from penstock.server.reports import RequestReports, newest
 from penstock.server.resumable import ResumableMiddleware, ResumableStreams
-from penstock.server.root_path import RootPath
+from penstock.server.root_path import RootPath, check_root_of
 from penstock.server.siblings import Siblings
 from penstock.server.store import ResponseStore
 from penstock.server.traces import RequestTraces
@@ -131,8 +131,7 @@ def create_app(
         default_response_class=Response,
     )
     streams = ResumableStreams()
-    _include(app, context, _routers(context, responses, admins, options), admins, options)
-    app.include_router(resumed_router(streams, lifecycle), tags=["llama-server"])
+    _include(app, context, _routers(context, responses, admins, options, streams), admins, options)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(_requests_router(reports, admins, siblings), tags=["Operation"])
     _add_hooks(app, options)
@@ -174,6 +173,7 @@ def _add_outermost(app: FastAPI, options: ServerOptions) -> None:
         app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
     app.add_middleware(SocketOrigins, allowed=options.allowed_origins)
     if options.root_path:
+        check_root_of(options.root_path, _paths(app.routes))
         app.add_middleware(RootPath, prefix=options.root_path)
 
 
@@ -287,7 +287,7 @@ def _include(
 
 
 def _routers(
-    context: ServerContext, responses: Responses, admins: AdminKeys, options: ServerOptions
+    context: ServerContext, responses: Responses, admins: AdminKeys, options: ServerOptions, streams: ResumableStreams
 ) -> Mapping[str, Sequence[APIRouter]]:
     """Those of the dialects, by the groups they are described in."""
     chats, running = StoredChats(responses.store), RunningChats()
@@ -302,7 +302,12 @@ def _routers(
         "Anthropic": (anthropic_router(context),),
         "Ollama": (ollama_router(context, admins, page=options.page),),
         "vLLM": (vllm_router(context), scoring_router(context)),
-        "llama-server": (llama_server_router(context), chat_control_router(running), llama_embeddings_router(context)),
+        "llama-server": (
+            llama_server_router(context),
+            chat_control_router(running),
+            llama_embeddings_router(context),
+            resumed_router(streams, context.lifecycle),
+        ),
         "TGI": (tgi_router(context),),
         "SGLang": (sglang_router(context),),
         "KServe and Triton": (kserve_router(context),),
@@ -325,6 +330,15 @@ def _methods(routes: Sequence[object], path: str) -> set[str]:
             inner = getattr(route, "original_router", route)
             found |= _methods(getattr(inner, "routes", ()), path)
     return found
+
+
+def _paths(routes: Sequence[object]) -> Iterator[str]:
+    """Of all routes."""
+    for route in routes:
+        if isinstance(route, Route):
+            yield route.path
+        else:
+            yield from _paths(getattr(getattr(route, "original_router", route), "routes", ()))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

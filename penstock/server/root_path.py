@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,6 +17,14 @@ def check_root_path(prefix: str) -> None:
     if prefix and not _PATH.fullmatch(prefix):
         allowed = "names with a slash before each and none behind the last, as in /models/chat"
         raise ConfigError(f"--root-path is {prefix!r}; allowed: {allowed}.")
+
+
+def check_root_of(prefix: str, paths: Iterable[str]) -> None:
+    """Raises ConfigError for a prefix that routes of the server itself begin with, as they could not be reached."""
+    taken = next((path for path in paths if path.startswith(prefix + "/")), None)
+    if taken is not None:
+        told = f"the server's own {taken} begins so; leave /v1 and its like out, and name what the proxy adds before it"
+        raise ConfigError(f"--root-path is {prefix!r}, but {told}.")
 
 
 class RootPath:

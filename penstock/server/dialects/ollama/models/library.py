@@ -97,8 +97,8 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
     router, threads = APIRouter(), LibraryThreads(dealt(AT_ONCE, context.siblings))
     works = _Works(context, host, threads)
 
-    def route(path: str, summary: str, body: type[Loose], method: str = "POST") -> Callable[..., Any]:
-        return router.api_route(path, methods=[method], summary=summary, openapi_extra=takes(body))
+    def route(path: str, summary: str, body: type[Loose]) -> Callable[..., Any]:
+        return router.post(path, summary=summary, openapi_extra=takes(body))
 
     def add_exchange(name: str, doing: str, exchange: Callable[[str, bool, Told, threading.Event], object]) -> None:
         @route(f"/api/{name}", f"{name.capitalize()} a model", PullBody)
@@ -128,6 +128,15 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
         await host.refresh(anew=True)
         return Response(status_code=200)
 
+    _add_deleting(router, context, host, shelf, keys, threads)
+    return router
+
+
+def _add_deleting(
+    router: APIRouter, context: ServerContext, host: ModelHost, shelf: Shelf, keys: AdminKeys, threads: LibraryThreads
+) -> None:
+    """The routes that delete models, as Ollama's and OpenAI's clients ask for it."""
+
     async def unload(request: Request, name: str) -> None:
         unloading = host.unload(await host.find(name))
         await while_connected(unloading, request.receive, context.lifecycle)
@@ -139,7 +148,7 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
         await _done(threads.start(lambda: shelf.remove(name)))
         await host.refresh(anew=True)
 
-    @route("/api/delete", "Delete a model", DeleteBody, "DELETE")
+    @router.delete("/api/delete", summary="Delete a model", openapi_extra=takes(DeleteBody))
     async def delete(request: Request) -> Response:
         body = await _read(request, DeleteBody, keys)
         await remove(request, _named(body.model, body.name))
@@ -158,8 +167,6 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
             raise context.models.unknown(model)
         await remove(request, model)
         return json_response({"id": model, "object": "model", "deleted": True})
-
-    return router
 
 
 async def _read(request: Request, body: type[Any], keys: AdminKeys) -> Any:

@@ -39,7 +39,8 @@ class Session:
 
     def __init__(self, socket: WebSocket, answer: ASGIApp, recent: RecentResponses) -> None:
         """`answer` takes each turn as a request of its own, with its own key, room and account."""
-        self._socket, self._answer, self._recent = socket, answer, recent
+        self._socket, self._answer = socket, answer
+        self._recent = recent
         self._gone = asyncio.Event()
         self._streams: dict[str, asyncio.Queue[_Asked]] = {}
         self._workers: list[asyncio.Task[None]] = []
