@@ -37,6 +37,12 @@ MAX_RESUMABLE_STREAM_BYTES = 4 * 2**20  # of one, as in llama-server; its beginn
 MAX_RESUMABLE_BYTES = 64 * 2**20  # of all
 RESUMABLE_S = 300.0  # that one is kept when it has ended
 
+# Tools that the server's machine runs
+TOOL_S = 30  # that a call takes at the most, unless the file of servers says otherwise
+MAX_TOOL_S = 600
+MAX_TOOL_CHARS = 2**18  # of an answer
+MAX_TOOL_CALLS_WAITING = 64  # of one server
+
 # WebSockets
 SOCKET_S = 3600.0  # that one may be open, as at OpenAI
 SOCKET_SILENCE_S = 60.0  # after a ping that is not answered

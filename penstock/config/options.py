@@ -194,6 +194,7 @@ class ServerOptions:
         root_path: the path under which a proxy shows this server, "" for none.
         force_include_usage: streams of chats and completions end with the usage, asked for or not.
         tokens_as_ids: their log-probabilities name tokens by their ids.
+        mcp_servers: a file of MCP servers whose tools run on this machine; None for none.
         moderation_model: the served guard model that /v1/moderations asks where calls name none; None for none.
     """
 
@@ -223,3 +224,4 @@ class ServerOptions:
     force_include_usage: bool = False
     tokens_as_ids: bool = False
     moderation_model: str | None = None
+    mcp_servers: str | None = None

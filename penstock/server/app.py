@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
@@ -57,6 +58,7 @@ from penstock.server.dialects.responses.schema import CompactBody, InputTokensBo
 from penstock.server.dialects.responses.service.responses import Responses
 from penstock.server.dialects.resumed import LookupBody, resumed_router
 from penstock.server.dialects.sagemaker import sagemaker_router
+from penstock.server.dialects.server_tools import ToolBody, server_tools_router
 from penstock.server.dialects.sglang.routes import sglang_router
 from penstock.server.dialects.sglang.schema import SGLANG_BODIES
 from penstock.server.dialects.stored_chats import ChatUpdateBody, StoredChats, stored_chats_router
@@ -84,6 +86,8 @@ from penstock.server.resumable import ResumableMiddleware, ResumableStreams
 from penstock.server.root_path import RootPath, check_root_of
 from penstock.server.siblings import Siblings
 from penstock.server.store import ResponseStore
+from penstock.server.tools.connected import ServerTools, check_mcp
+from penstock.server.tools.servers_file import read_servers
 from penstock.server.traces import RequestTraces
 from penstock.server.web.routes import web_router
 
@@ -159,7 +163,11 @@ def _context(
     trust = options.trust_request_chat_template
     told = {"shows_slots": options.slots, "changes_props": options.props}
     habits = Habits(options.force_include_usage, options.tokens_as_ids)
-    return ServerContext(models, lifecycle, metrics, trust, siblings, **told, habits=habits)
+    tools = None
+    if options.mcp_servers is not None:
+        check_mcp()
+        tools = ServerTools(read_servers(Path(options.mcp_servers)))
+    return ServerContext(models, lifecycle, metrics, trust, siblings, **told, habits=habits, tools=tools)
 
 
 def _reports(options: ServerOptions) -> RequestReports:
@@ -194,6 +202,8 @@ async def _lifespan(context: ServerContext, responses: Responses, reports: Reque
     log.cancel()
     await asyncio.gather(log, return_exceptions=True)
     await responses.aclose()
+    if context.tools is not None:
+        await context.tools.aclose()
     await asyncio.to_thread(reports.close)
 
 
@@ -223,6 +233,7 @@ def _bodies() -> tuple[type[BaseModel], ...]:
         *openai,
         ControlBody,
         LookupBody,
+        ToolBody,
         *tokens,
         *CONVERSATION_BODIES,
         ChatUpdateBody,
@@ -307,6 +318,7 @@ def _routers(
             chat_control_router(running),
             llama_embeddings_router(context),
             resumed_router(streams, context.lifecycle),
+            server_tools_router(context.tools, admins, context.lifecycle),
         ),
         "TGI": (tgi_router(context),),
         "SGLang": (sglang_router(context),),

@@ -16,7 +16,7 @@ IMPORTED_AS = {
     "pyyaml": "yaml",
     **dict.fromkeys(("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "opentelemetry"),
 }
-EXTRAS = ("bench", "eval", "fallback", "gpu", "otel")  # which people install; `dev` is for those who work on it
+EXTRAS = ("bench", "eval", "fallback", "gpu", "mcp", "otel")  # which people install; `dev` is for those who work on it
 BROUGHT = {"starlette", "pydantic", "pydantic_core"}  # by fastapi, which is made of them
 
 

@@ -92,6 +92,7 @@ NOT_YET = [
     *(("POST", path, 1) for path in NOT_HERE),
     *(("GET", path, 1) for path in LISTED),
     *((method, path + "/{id}", 1) for path in LISTED for method in ("GET", "POST", "DELETE")),
+    *(("GET", "/tools", 1), ("POST", "/tools", 2)),
     *(("POST", "/infill", 5), ("POST", "/props", 2), ("POST", "/slots/{id_slot}", 2)),
 ]
 

@@ -71,7 +71,7 @@ TEXT_ONLY = {
     *(f"{path}/{{id:path}}" for path in LISTED),
     *(f"/api/extra/{name}" for name in ("generate/check", "abort", "tokencount")),
     *(f"/v1/internal/{name}" for name in ("encode", "decode", "token-count", "chat-prompt")),
-    *("/v1/messages/count_tokens", "/v1/streams/lookup"),
+    *("/v1/messages/count_tokens", "/v1/streams/lookup", "/tools"),
     *("/v1/chat/completions/chatcmpl-1", "/v1/chat/completions/control"),
     "/v1/responses/resp_1/cancel",
     *(f"/v1/conversations{rest}" for rest in ("", "/conv_1", "/conv_1/items")),
