@@ -35,7 +35,7 @@ class _Server(Body):
     args: list[str] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
     cwd: str | None = None
-    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    url: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     timeout_ms: Annotated[int, Field(ge=1, le=limits.MAX_TOOL_S * 1000)] = limits.TOOL_S * 1000
     policy: dict[str, str] = Field(default_factory=dict)
@@ -44,6 +44,8 @@ class _Server(Body):
     def _one_way(self) -> _Server:
         if (self.command is None) == (self.url is None):
             raise ValueError("exactly one of command and url is needed")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url {self.url!r}; allowed: an address that begins with http:// or https://")
         allowed = [policy.value for policy in Policy]
         if wrong := [value for value in self.policy.values() if value not in allowed]:
             raise ValueError(f"policy {wrong[0]!r}; allowed: {', '.join(allowed)}")
