@@ -30,6 +30,28 @@ SSE_KEEPALIVE_S = 15.0
 DRAIN_TIMEOUT_S = 30.0
 MAX_REQUEST_ID_CHARS = 128
 
+# Streams that go on without their client
+MAX_CONVERSATION_CHARS = 256
+MAX_RESUMABLE_STREAMS = 256  # that run
+MAX_RESUMABLE_STREAM_BYTES = 4 * 2**20  # of one, as in llama-server; its beginning is dropped
+MAX_RESUMABLE_BYTES = 64 * 2**20  # of all
+RESUMABLE_S = 300.0  # that one is kept when it has ended
+
+# Tools that the server's machine runs
+TOOL_S = 30  # that a call takes at the most, unless the file of servers says otherwise
+MAX_TOOL_S = 600
+MAX_TOOL_CHARS = 2**18  # of an answer
+MAX_TOOL_CALLS_WAITING = 64  # of one server
+
+# WebSockets
+SOCKET_S = 3600.0  # that one may be open, as at OpenAI
+SOCKET_SILENCE_S = 60.0  # after a ping that is not answered
+MAX_STREAMS_OF_A_SOCKET = 8  # that run beside each other
+MAX_STREAM_ID_CHARS = 128
+MAX_WAITING_MESSAGES = 16  # of one connection, while others of their stream are answered
+MAX_WAITING_BYTES = 2**20  # of all of these
+MAX_RECENT_RESPONSES_BYTES = 64 * 2**20  # that are not kept, but that their connections go on from
+
 # The machine
 MAX_THREADS = 1024
 
@@ -43,6 +65,7 @@ MAX_MODEL_WAITERS = 1024  # calls that wait for models to be loaded
 # One request
 MAX_N = 128
 MAX_PROMPTS_PER_CALL = 1024
+MAX_MODERATED_TEXTS = 128  # of one call; some guards are asked five questions of each
 MAX_SHARED_WORK = 2**20  # characters of a grammar, say, that each prompt of a call needs anew
 MAX_PATTERN = 256  # tokens of a pattern whose repetition ends an answer
 MAX_STOP_STRINGS = 16

@@ -205,6 +205,8 @@ class ServerOptions:
         force_include_usage: streams of chats and completions end with the usage, asked for or not.
         tokens_as_ids: their log-probabilities name tokens by their ids.
         grpc_port: port of KServe's gRPC service on the same address, 0 lets the system choose; None for none.
+        mcp_servers: a file of MCP servers whose tools run on this machine; None for none.
+        moderation_model: the served guard model that /v1/moderations asks where calls name none; None for none.
     """
 
     host: str = "127.0.0.1"
@@ -233,3 +235,5 @@ class ServerOptions:
     force_include_usage: bool = False
     tokens_as_ids: bool = False
     grpc_port: int | None = None
+    moderation_model: str | None = None
+    mcp_servers: str | None = None

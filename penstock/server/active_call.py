@@ -127,7 +127,7 @@ class ActiveCall:
                         await asyncio.sleep(0)
                 generations = await asyncio.gather(*tasks)
             except BaseException as error:
-                told.give_back(taken)
+                told.give_back(requests, taken)
                 if isinstance(error, asyncio.CancelledError):
                     for _ in range(sum(request.sampling.n for request in requests)):
                         context.metrics.finished(FinishReason.CANCELLED.value)
@@ -137,7 +137,7 @@ class ActiveCall:
                     if not isinstance(result, BaseException):
                         await result.aclose()
                 raise
-        call = cls(requests, generations, context.metrics, started, account, [partial(told.give_back, taken)])
+        call = cls(requests, generations, context.metrics, started, account, [partial(told.give_back, requests, taken)])
         if account is not None:
             account.prompt_tokens = call.prompt_tokens
         return call
@@ -409,7 +409,7 @@ class EventStream(Response):
             if isinstance(end, ClientGone):
                 raise end
             await cancel_all((write,))
-            await _send_within(scope, send, self._last(end), more=False)
+            await send_within(scope, send, self._last(end), more=False)
         finally:
             await cancel_all(tasks)
             if self._close is not None:
@@ -444,10 +444,10 @@ class EventStream(Response):
                 while True:
                     pieces.append(self._buffer.get_nowait())
             more = pieces[-1] is not None
-            await _send_within(scope, send, b"".join(piece for piece in pieces if piece is not None), more=more)
+            await send_within(scope, send, b"".join(piece for piece in pieces if piece is not None), more=more)
 
 
-async def _send_within(scope: Scope, send: Send, body: bytes, *, more: bool) -> None:
+async def send_within(scope: Scope, send: Send, body: bytes, *, more: bool) -> None:
     """Sends a piece of a stream; a client that reads nothing for `limits.STREAM_STALL_TIMEOUT_S` has gone."""
     try:
         async with patience(limits.STREAM_STALL_TIMEOUT_S):

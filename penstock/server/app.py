@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
@@ -43,6 +44,7 @@ from penstock.server.dialects.llama_server.routes import llama_server_router
 from penstock.server.dialects.llama_server.schema import LLAMA_BODIES
 from penstock.server.dialects.management import MANAGEMENT_BODIES, management_router
 from penstock.server.dialects.models import models_router
+from penstock.server.dialects.moderation.routes import ModerationBody, moderation_router
 from penstock.server.dialects.ollama.models.about import called
 from penstock.server.dialects.ollama.models.library import LIBRARY_BODIES, library_router
 from penstock.server.dialects.ollama.routes import ollama_router
@@ -54,7 +56,9 @@ from penstock.server.dialects.rerank import RerankBody, ScoreBody, TextsRerankBo
 from penstock.server.dialects.responses.routes import responses_router
 from penstock.server.dialects.responses.schema import CompactBody, InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.service.responses import Responses
+from penstock.server.dialects.resumed import LookupBody, resumed_router
 from penstock.server.dialects.sagemaker import sagemaker_router
+from penstock.server.dialects.server_tools import ToolBody, server_tools_router
 from penstock.server.dialects.sglang.routes import sglang_router
 from penstock.server.dialects.sglang.schema import SGLANG_BODIES
 from penstock.server.dialects.stored_chats import ChatUpdateBody, StoredChats, stored_chats_router
@@ -77,10 +81,14 @@ from penstock.server.metrics import Metrics, log_throughput
 from penstock.server.middleware import RequestMiddleware
 from penstock.server.not_here import not_here_router
 from penstock.server.one_model import OneModel
+from penstock.server.origins import SocketOrigins
 from penstock.server.reports import RequestReports, newest
-from penstock.server.root_path import RootPath
+from penstock.server.resumable import ResumableMiddleware, ResumableStreams
+from penstock.server.root_path import RootPath, check_root_of
 from penstock.server.siblings import Siblings
 from penstock.server.store import ResponseStore
+from penstock.server.tools.connected import ServerTools, check_mcp
+from penstock.server.tools.servers_file import read_servers
 from penstock.server.traces import RequestTraces
 from penstock.server.web.routes import web_router
 
@@ -127,7 +135,8 @@ def create_app(
         lifespan=lambda _: _lifespan(context, responses, reports),
         default_response_class=Response,
     )
-    _include(app, context, _routers(context, responses, admins, options), admins, options)
+    streams = ResumableStreams()
+    _include(app, context, _routers(context, responses, admins, options, streams), admins, options)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(_requests_router(reports, admins, siblings), tags=["Operation"])
     _add_hooks(app, options)
@@ -142,6 +151,7 @@ def create_app(
         check_room=check_room,
         processes=1 if siblings is None else siblings.count,
     )
+    app.add_middleware(ResumableMiddleware, streams=streams)
     _add_outermost(app, options)
     bodies = (*_bodies(), *((*MANAGEMENT_BODIES, *LIBRARY_BODIES) if models.host is not None else ()))
     _describe(app, context, bodies, options)
@@ -154,7 +164,11 @@ def _context(
     trust = options.trust_request_chat_template
     told = {"shows_slots": options.slots, "changes_props": options.props}
     habits = Habits(options.force_include_usage, options.tokens_as_ids)
-    return ServerContext(models, lifecycle, metrics, trust, siblings, **told, habits=habits)
+    tools = None
+    if options.mcp_servers is not None:
+        check_mcp()
+        tools = ServerTools(read_servers(Path(options.mcp_servers)))
+    return ServerContext(models, lifecycle, metrics, trust, siblings, **told, habits=habits, tools=tools)
 
 
 def _reports(options: ServerOptions) -> RequestReports:
@@ -166,7 +180,9 @@ def _add_outermost(app: FastAPI, options: ServerOptions) -> None:
     """What sees a request before its key is looked at; the last is the first to see it."""
     if options.allowed_origins != (NO_ORIGIN,):
         app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
+    app.add_middleware(SocketOrigins, allowed=options.allowed_origins)
     if options.root_path:
+        check_root_of(options.root_path, _paths(app.routes))
         app.add_middleware(RootPath, prefix=options.root_path)
 
 
@@ -187,6 +203,8 @@ async def _lifespan(context: ServerContext, responses: Responses, reports: Reque
     log.cancel()
     await asyncio.gather(log, return_exceptions=True)
     await responses.aclose()
+    if context.tools is not None:
+        await context.tools.aclose()
     await asyncio.to_thread(reports.close)
 
 
@@ -210,11 +228,13 @@ def _describe(
 def _bodies() -> tuple[type[BaseModel], ...]:
     """What requests to the dialects are made of."""
     pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, TextsRerankBody, ScoreBody)
-    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, CompactBody)
+    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, CompactBody, ModerationBody)
     tokens = (TokenizeBody, LlamaTokenizeBody, DetokenizeBody)
     return (
         *openai,
         ControlBody,
+        LookupBody,
+        ToolBody,
         *tokens,
         *CONVERSATION_BODIES,
         ChatUpdateBody,
@@ -280,7 +300,7 @@ def _include(
 
 
 def _routers(
-    context: ServerContext, responses: Responses, admins: AdminKeys, options: ServerOptions
+    context: ServerContext, responses: Responses, admins: AdminKeys, options: ServerOptions, streams: ResumableStreams
 ) -> Mapping[str, Sequence[APIRouter]]:
     """Those of the dialects, by the groups they are described in."""
     chats, running = StoredChats(responses.store), RunningChats()
@@ -289,12 +309,19 @@ def _routers(
             openai_router(context, chats, running),
             stored_chats_router(chats),
             models_router(context),
+            moderation_router(context, options.moderation_model),
         ),
         "OpenAI: responses": (responses_router(responses), conversations_router(responses.conversations)),
         "Anthropic": (anthropic_router(context),),
         "Ollama": (ollama_router(context, admins, page=options.page),),
         "vLLM": (vllm_router(context), scoring_router(context)),
-        "llama-server": (llama_server_router(context), chat_control_router(running), llama_embeddings_router(context)),
+        "llama-server": (
+            llama_server_router(context),
+            chat_control_router(running),
+            llama_embeddings_router(context),
+            resumed_router(streams, context.lifecycle),
+            server_tools_router(context.tools, admins, context.lifecycle),
+        ),
         "TGI": (tgi_router(context),),
         "SGLang": (sglang_router(context),),
         "KServe and Triton": (kserve_router(context),),
@@ -318,6 +345,15 @@ def _methods(routes: Sequence[object], path: str) -> set[str]:
             inner = getattr(route, "original_router", route)
             found |= _methods(getattr(inner, "routes", ()), path)
     return found
+
+
+def _paths(routes: Sequence[object]) -> Iterator[str]:
+    """Of all routes."""
+    for route in routes:
+        if isinstance(route, Route):
+            yield route.path
+        else:
+            yield from _paths(getattr(getattr(route, "original_router", route), "routes", ()))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

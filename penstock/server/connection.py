@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from penstock.server.framing import (
 )
 from penstock.server.patience import PatientTimer
 from penstock.server.watching import WatchingProtocol
+from penstock.server.websocket import Incoming, LimitedWebSocket, opening
 
 ABORT = "penstock.abort"
 ANNOUNCED = "penstock.announced"
@@ -37,10 +39,13 @@ class LimitedProtocol(WatchingProtocol):
     of the body must be what `framing` takes. When a response is complete before the request's body is, the connection
     is closed a moment later, so that the client can read the response but cannot go on sending. The scope's extension
     `ABORT` drops the connection with what is unsent; `ANNOUNCED` tells how long a chunked body will be at least.
+    A request that opens a WebSocket, while no other is being answered, hands the connection on to `LimitedWebSocket`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, incoming: Incoming, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._incoming = incoming
+        self._opening: bytes | None = None  # the head of a request for a WebSocket
         self._timer: PatientTimer | None = None
         self._in_head = True
         self._head_bytes = 0
@@ -68,6 +73,8 @@ class LimitedProtocol(WatchingProtocol):
         else:
             self._unparsed += data
             self._parse()
+        if self._opening is not None:
+            return
         answered = self.cycle is None or self.cycle.response_complete
         if answered and self._timer is None and self.timeout_keep_alive_task is None:  # what came began no request
             self._arm(limits.HEADER_TIMEOUT_S, self.transport.close)
@@ -83,6 +90,9 @@ class LimitedProtocol(WatchingProtocol):
         try:
             while start < len(data) and not (self._deaf or self.crowded or self.transport.is_closing()):
                 start = self._feed_part(data, start)
+                if self._opening is not None:
+                    self._hand_on(self._opening, bytes(data[start:]))
+                    return
         except Refused as refusal:
             self._refuse(refusal)
         if self._deaf or self.transport.is_closing():
@@ -164,6 +174,11 @@ class LimitedProtocol(WatchingProtocol):
             self._raise(refusal)
         if authority is not None:
             self.headers[:] = [*((n, v) for n, v in self.headers if n != b"host"), (b"host", authority)]
+        if version == "1.1" and (self.cycle is None or self.cycle.response_complete):
+            method = self.parser.get_method().decode("ascii")
+            self._opening = opening(method, self.url, self.headers, WithoutUpgrade.NAME)
+            if self._opening is not None:
+                return
         self.expect_100_continue = self.expect_100_continue and version != "1.0"
         self._in_head = False
         chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
@@ -172,7 +187,24 @@ class LimitedProtocol(WatchingProtocol):
 
     def on_message_complete(self) -> None:
         self._disarm()
-        super().on_message_complete()
+        if self._opening is None:
+            super().on_message_complete()
+
+    def _hand_on(self, head: bytes, rest: bytes) -> None:
+        """Leaves the connection to the protocol of WebSockets, with what has come behind the request."""
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        made = LimitedWebSocket(
+            self.config, self.server_state, self.app_state, incoming=self._incoming, socket=self.socket_calls()
+        )
+        made.connection_made(self.transport)
+        self.transport.set_protocol(made)
+        made.data_received(head + rest)
+
+    def socket_calls(self) -> dict[str, Callable[[], None]]:
+        """What a WebSocket calls of the connection that it came on."""
+        return {"abort": self.transport.abort, "busy": _nothing, "rest": _nothing, "closed": _nothing}
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -222,6 +254,10 @@ class LimitedProtocol(WatchingProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _nothing() -> None:
+    """Where nobody counts connections."""
 
 
 def _head_too_large() -> Refused:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.engine.api import EngineClient
     from penstock.engine.frontend import Frontend
     from penstock.host.model_host import KeepAlive, Lease, ModelHost
+    from penstock.server.tools.connected import ServerTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class ServerContext:
     shows_slots: bool = True
     changes_props: bool = False
     habits: Habits = field(default_factory=Habits)
+    tools: ServerTools | None = None
 
     async def model(
         self, request: Request, name: str | None, keep_alive: KeepAlive | None = None, *, events: bool | None = False

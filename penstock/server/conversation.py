@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.config.errors import RequestError, format_value
 from penstock.core.constraint import ToolChoice, ToolMode
-from penstock.server.custom_tools import arguments_for, as_function, definition_fields
+from penstock.server.custom_tools import arguments_for, as_function, check_names, custom_names, definition_fields
 from penstock.server.errors import bad_value
 from penstock.server.strict_json import parse_json
 from penstock.text.grammar.wellformed import SchemaFault, first_fault
@@ -50,6 +50,7 @@ def checked_tools(
             allowed = 'an object of type "function" with function.name, or of type "custom"'
             raise bad_value(f"{where}[{index}]", tool, allowed)
         declared(f"{where}[{index}]" if where == "functions" else f"{where}[{index}].function", function)
+    check_names(where, found, custom_names(tools))
     return tuple(found) if found else None
 
 

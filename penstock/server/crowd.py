@@ -7,7 +7,9 @@ import logging
 import os
 import resource
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -19,6 +21,7 @@ _OWN_FILES = 32  # that are opened later: the engine's sockets and pipes, files 
 _SPARE = 16  # connections beyond the limit, which get answers to operators' questions only
 _MOST_FILES = 65_536
 _OPERATORS = PUBLIC_PATHS | {"/metrics"}
+_SOCKET_CALLS = (("busy", "busy"), ("rest", "rest"), ("closed", "leave"))
 _log = logging.getLogger("penstock.server")
 
 
@@ -120,6 +123,11 @@ class CrowdedProtocol(LimitedProtocol):
         super().on_response_complete()
         if self.cycle is None or self.cycle.response_complete:
             self._crowd.rest(self)
+
+    def socket_calls(self) -> dict[str, Callable[[], None]]:
+        self._crowd.rest(self)
+        calls = {name: partial(getattr(self._crowd, told), self) for name, told in _SOCKET_CALLS}
+        return {**super().socket_calls(), **calls}
 
     def drop(self) -> None:
         """Closes the connection at once, whether or not the client reads."""

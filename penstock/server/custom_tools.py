@@ -18,8 +18,12 @@ _PLAIN: Final = re.compile(r'[^"\\]+')
 _ESCAPE: Final = re.compile(
     r"\\(?:[^u]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u(?![dD][89abAB])[0-9a-fA-F]{4})"
 )
-_LONGEST: Final = 12  # characters of an escape: a pair of surrogates
-_HALF: Final = 6  # of one of them
+_PARTIAL: Final = re.compile(
+    r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?)?)?"
+)
+"""An escape that may be complete when more has come."""
+_HALF: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
+"""Of a pair of surrogates."""
 
 
 def as_function(where: str, tool: object) -> dict[str, Any]:
@@ -99,6 +103,25 @@ def custom_names(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
     return frozenset(tool["name"] for tool in custom)
 
 
+def check_names(where: str, tools: Sequence[Mapping[str, Any]], custom: frozenset[str]) -> None:
+    """Refuses tools of one name where one of them is a custom one: a call could not say which it means.
+
+    Args:
+        where: the field that holds them.
+        tools: all of them as functions.
+        custom: names of the custom ones.
+
+    Raises:
+        RequestError: as said.
+    """
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        name = tool["function"]["name"]
+        if name in seen and name in custom:
+            raise bad_value(f"{where}[{index}]", name, "a name that no other tool has, where one of them is custom")
+        seen.add(name)
+
+
 def arguments_for(text: str) -> dict[str, str]:
     """Arguments of the function that stand for an input."""
     return {_INPUT: text}
@@ -139,13 +162,14 @@ class InputReader:
                 self._place = "behind"
                 break
             elif found := _ESCAPE.match(text, at):
-                told.append(json.loads(f'"{found[0]}"'))
+                told.append(json.loads(f'"{found[0]}"').encode("utf-8", "replace").decode())
                 at = found.end()
-            elif len(text) - at < _LONGEST:
+            elif _PARTIAL.fullmatch(text, at):
                 break
-            else:  # half of a pair, without the other
-                told.append("\ufffd")
-                at += _HALF
+            else:  # half of a pair without the other, or what is no escape
+                found = _HALF.match(text, at)
+                told.append(text[at] if found is None else "\ufffd")
+                at += 1 if found is None else len(found[0])
         self._rest = text[at:] if self._place == "within" else ""
         return "".join(told)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from http import HTTPStatus
+from typing import Final
 
 import httptools
 
@@ -78,6 +79,9 @@ class WithoutUpgrade:
     The parser ends HTTP at it, and would take the request's body for what follows the request; but a server may ignore
     the field (RFC 9110, section 7.8). A head may come in pieces: what may be the field's beginning is held back.
     """
+
+    NAME: Final = b"ignored"
+    """The other name, as the parser tells it."""
 
     def __init__(self) -> None:
         self._held = b""

@@ -23,7 +23,7 @@ from penstock.server.body import TURN, BodyMemory, limited, most_bytes
 from penstock.server.connection import ANNOUNCED
 from penstock.server.deadline import timeout_of, until
 from penstock.server.early import EARLY, EarlyStream
-from penstock.server.errors import REQUEST_ID, ClientGone, HttpError, code_of, error_response
+from penstock.server.errors import REQUEST_ID, ClientGone, HttpError, code_of, error_response, not_ready
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
 from penstock.server.paths import KSERVE_MODEL
@@ -41,6 +41,9 @@ COMPUTING: Final = frozenset(
     )
 )
 """Paths whose calls are refused while too much work waits, besides those of KServe's models."""
+ANSWER: Final = "penstock.answer"
+"""Where the scope of a WebSocket has the application that answers its messages, each as a request."""
+_SWITCHING = 101
 _KSERVE: Final = frozenset(("infer", "generate", "generate_stream"))
 _CLIENT_CLOSED_REQUEST = 499
 
@@ -82,6 +85,29 @@ class RequestMiddleware:
         elif scope["type"] == "http":
             with self._lifecycle.track() if scope["method"] == "POST" else nullcontext():
                 await self._answer(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._open(scope, receive, send)
+
+    async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a WebSocket in; whoever speaks on it sends what it is asked through `ANSWER`, as requests."""
+        headers, started = Headers(scope=scope), time.monotonic()
+        scope[REQUEST_ID], status = uuid.uuid4().hex, _SWITCHING
+        try:
+            self._hosts.check(scope["http_version"], headers.getlist("host"))
+            self._keys.check(scope["path"], headers, "POST")
+            if self._lifecycle.draining:
+                raise not_ready("The server is shutting down; open the connection to another one.", "shutting_down")
+        except PenstockError as error:
+            response = error_response(error, {**scope, "method": "GET"})
+            status = response.status_code
+            await response(scope, receive, send)
+        else:
+            scope[ANSWER] = self
+            await self._app(scope, receive, send)
+        finally:
+            self._metrics.http(
+                scope["path"] if scope["path"] in COMPUTING else "unmatched", "GET", status, time.monotonic() - started
+            )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)

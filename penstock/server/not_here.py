@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -21,6 +22,9 @@ _NO_MEDIA = "There are no media whose states are kept."
 _NO_FLUSH = "The prefix cache makes room by itself; a request with a cache_salt of its own finds nothing in it."
 _NO_FILES = "Files are not kept here: send their text in the request."
 _NO_TRAINING = "Models are not trained here; serve the files of one that was trained elsewhere."
+_LISTED_AT_OPENAI: Final = frozenset(
+    ("/v1/files", "/v1/uploads", "/v1/vector_stores", "/v1/batches", "/v1/fine_tuning/jobs", "/v1/assistants")
+)
 NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
         # OpenAI
@@ -71,15 +75,26 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
 """By path, what to do instead."""
 
 
+LISTED: Final = tuple(path for path in NOT_HERE if path in _LISTED_AT_OPENAI)
+"""Those that OpenAI's clients list too, and whose members they ask for and delete."""
+
+
 def not_here_router() -> APIRouter:
     """All of those routes."""
     router = APIRouter()
     for path, instead in NOT_HERE.items():
-        _add(router, path, instead)
+        _add(router, path, path, instead, ("GET", "POST") if path in LISTED else ("POST",))
+    for path in LISTED:
+        _add(router, path + "/{id:path}", path, NOT_HERE[path], ("GET", "POST", "DELETE"))
     return router
 
 
-def _add(router: APIRouter, path: str, instead: str) -> None:
-    @router.post(path, summary="Not here", openapi_extra=gives("application/json"), name=path)
+def _add(router: APIRouter, path: str, told: str, instead: str, methods: tuple[str, ...]) -> None:
     async def refused() -> Response:
-        raise HttpError(501, f"{path} is not available here. {instead}", code="not_available")
+        raise HttpError(501, f"{told} is not available here. {instead}", code="not_available")
+
+    for method in methods:
+        name = f"{method} {path}"
+        router.add_api_route(
+            path, refused, methods=[method], summary="Not here", openapi_extra=gives("application/json"), name=name
+        )

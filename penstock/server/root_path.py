@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,6 +19,14 @@ def check_root_path(prefix: str) -> None:
         raise ConfigError(f"--root-path is {prefix!r}; allowed: {allowed}.")
 
 
+def check_root_of(prefix: str, paths: Iterable[str]) -> None:
+    """Raises ConfigError for a prefix that routes of the server itself begin with, as they could not be reached."""
+    taken = next((path for path in paths if path.startswith(prefix + "/")), None)
+    if taken is not None:
+        told = f"the server's own {taken} begins so; leave /v1 and its like out, and name what the proxy adds before it"
+        raise ConfigError(f"--root-path is {prefix!r}, but {told}.")
+
+
 class RootPath:
     """Takes a prefix off the paths that have it; those that a proxy has taken it off already are left alone."""
 
@@ -25,7 +34,7 @@ class RootPath:
         self._app, self._prefix = app, prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(self._prefix + "/"):
+        if scope["type"] in ("http", "websocket") and scope["path"].startswith(self._prefix + "/"):
             raw = scope.get("raw_path", b"").removeprefix(self._prefix.encode())
             scope = {**scope, "path": scope["path"].removeprefix(self._prefix), "raw_path": raw}
         await self._app(scope, receive, send)

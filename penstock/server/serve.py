@@ -41,6 +41,7 @@ from penstock.server.lifecycle import Lifecycle
 from penstock.server.root_path import check_root_path
 from penstock.server.traces import check_traces
 from penstock.server.unix_socket import bind_unix, remove_unix
+from penstock.server.websocket import Incoming
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -71,8 +72,11 @@ def http_server(app: Callable[..., object]) -> HttpServer:
     """A uvicorn server with Penstock's connection limits for an app made by `create_app`."""
     config = uvicorn.Config(
         app,
-        http=functools.partial(CrowdedProtocol, crowd=Crowd(connection_limit())),  # type: ignore[arg-type]
-        ws="none",
+        http=functools.partial(CrowdedProtocol, crowd=Crowd(connection_limit()), incoming=Incoming()),  # type: ignore[arg-type]
+        ws="none",  # connections are handed on by our own protocol
+        ws_max_size=limits.MAX_BODY_BYTES,
+        ws_per_message_deflate=False,  # which would be undone on the event loop
+        ws_ping_timeout=limits.SOCKET_SILENCE_S,
         lifespan="on",
         log_config=None,
         log_level="error",

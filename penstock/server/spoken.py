@@ -29,7 +29,7 @@ class Dialect(str, Enum):
 
 _LLAMA_SERVER = re.compile(
     r"/(completions?|infill|props|slots(/[^/]*)?|lora-adapters|embeddings?|(v1/)?reranking|chat/completions|models"
-    r"|(v1/)?health|v1/chat/completions/control)"
+    r"|(v1/)?health|v1/chat/completions/control|v1/stream|v1/streams/lookup|tools)"
 )
 _KOBOLD = re.compile(r"/api/(?:(?:v1|latest)/(?:generate|model|info/[^/]*|config/[^/]*)|extra/.*)")
 _PATHS: Mapping[str, Dialect] = MappingProxyType(

@@ -6,6 +6,7 @@ Such clients write for many servers at once: they say one thing under several na
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
+from penstock.core.request import GenerationRequest, Truncation
 from penstock.server.sampler_fields import within
 from penstock.server.sampling import MaxTokens
 from penstock.server.shapes import RequestBody, StopString
@@ -101,6 +103,21 @@ def _cut(body: WebuiBody, found: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     answer = found.get("max_tokens", getattr(body, "max_tokens", None)) or 0
     return {"truncate_prompt_tokens": max(1, body.truncation_length - answer)}
+
+
+def within_context(
+    requests: tuple[GenerationRequest, ...], body: WebuiBody, context: int | None
+) -> tuple[GenerationRequest, ...]:
+    """The requests of a body whose `truncation_length` may be more than the model has: then all it has is meant."""
+    if not body.truncation_length or context is None:
+        return requests
+    return tuple(replace(request, truncation=_most(request.truncation, context)) for request in requests)
+
+
+def _most(cut: Truncation | None, context: int) -> Truncation | None:
+    """A cut to no more than the context takes."""
+    beyond = cut is not None and cut.tokens is not None and cut.tokens > context
+    return replace(cut, tokens=None) if cut is not None and beyond else cut
 
 
 def _of_chat(body: WebuiChatBody, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ IMPORTED_AS = {
     "protobuf": "google",
     **dict.fromkeys(("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "opentelemetry"),
 }
-EXTRAS = ("bench", "eval", "fallback", "gpu", "grpc", "otel")  # which people install; `dev` is for those who work on it
+EXTRAS = ("bench", "eval", "fallback", "gpu", "grpc", "mcp", "otel")  # which people install; `dev` is for developers
 BROUGHT = {"starlette", "pydantic", "pydantic_core"}  # by fastapi, which is made of them
 
 
@@ -43,7 +43,8 @@ def test_the_table_lists_what_is_required() -> None:
 def test_what_is_imported_is_required_and_the_other_way() -> None:
     found = {name.split(".")[0] for module in modules() for _, name in imports(module)}
     outside = found - set(sys.stdlib_module_names) - {"penstock"} - BROUGHT
-    started = {"httptools", "nanobind_backend"}  # named to uvicorn; imported by the native library of a wheel
+    # Named to uvicorn, imported by the native library of a wheel, imported by uvicorn's protocol.
+    started = {"httptools", "nanobind_backend", "websockets"}
     assert outside | started == {IMPORTED_AS.get(name, name) for name in required()}
 
 

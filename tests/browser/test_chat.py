@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -159,6 +160,31 @@ def test_tools_are_called_and_answered(page: Page, server: Running, text: TextPi
     answered(page, 2)
     assert page.locator(".message.tool").inner_text().startswith("Result of a tool")
     assert answers(page).last.locator(".markdown").inner_text() == "Done."
+
+
+@pytest.mark.parametrize("policy", ["ask", "allow"])
+def test_the_servers_tools_run_when_a_person_or_their_policy_says_so(
+    page: Page, text: TextPipeline, tmp_path: Path, policy: str
+) -> None:
+    program = str(Path(__file__).parents[1] / "server" / "mcp_server.py")
+    told = {"command": sys.executable, "args": [program], "policy": {"add": policy, "*": "deny"}}
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"local": told}}), encoding="utf-8")
+    with running(text, ServerOptions(mcp_servers=str(file))) as server:
+        opened(page, server)
+        settings(page).get_by_role("button", name="Add the server's tools").click()
+        page.wait_for_function("document.querySelector('.settings textarea.code').value.includes('local__add')")
+        called = '<tool_call>\n{"name": "local__add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+        server.runner.script = script_of(text, called)
+        send(page, "Add")
+        call = page.get_by_label("Call of the tool local__add").first
+        call.wait_for()
+        server.runner.script = script_of(text, "Done.")
+        if policy == "ask":
+            assert page.locator(".message.tool").count() == 0
+            call.get_by_role("button", name="Run on the server").click()
+        page.locator(".message.tool").first.wait_for()
+        assert page.locator(".message.tool .plain").first.inner_text() == "5"
 
 
 def test_what_is_not_json_is_told_before_it_is_sent(page: Page, server: Running) -> None:

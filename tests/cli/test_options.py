@@ -91,6 +91,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "--max-queue-seconds", "4", "--api-server-count", "3", "--any-model", "--alias", "a,b", "--alias", "c",
         "--no-slots", "--props", "--chat-template", "{{ messages }}", "--uds", "/run/s", "--root-path", "/a",
         "--enable-force-include-usage", "--return-tokens-as-token-ids", "--grpc-port", "8001",
+        "--moderation-model", "guard", "--mcp-servers", "mcp.json",
     )  # fmt: skip
     origins = ("http://one", "http://two")
     assert server == ServerOptions(
@@ -108,6 +109,8 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         force_include_usage=True,
         tokens_as_ids=True,
         grpc_port=8001,
+        moderation_model="guard",
+        mcp_servers="mcp.json",
     )
     (tmp_path / "chat.jinja").write_text("{{ 1 }}", encoding="utf-8")
     assert parsed("--chat-template-file", str(tmp_path / "chat.jinja"))[1].chat_template == "{{ 1 }}"

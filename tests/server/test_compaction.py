@@ -73,9 +73,11 @@ def test_what_the_model_is_shown() -> None:
 
 
 def test_a_conversation_that_has_outgrown_the_context_loses_its_oldest_turns(api: openai.OpenAI) -> None:
-    turns: Any = [{"role": "user", "content": f"{number} " + "and so on " * 200} for number in range(20)]
+    turns: Any = [{"role": "user", "content": f"{number} " + "and so on " * 60} for number in range(40)]
     compacted: Any = api.responses.compact(model="scripted", input=turns)
-    assert len(compacted.output) == 21
+    shown = [item.content[0].text for item in compacted.output[:-1]]
+    assert 0 < len(shown) < 6
+    assert shown == [turn["content"] for turn in turns[-len(shown) :]]  # the newest, in a quarter of the context
     assert compacted.usage.input_tokens < 2048
 
 
@@ -91,7 +93,7 @@ def test_contents_of_others_are_refused(api: openai.OpenAI, content: str) -> Non
 def test_a_model_that_says_nothing(server: Running, text: TextPipeline) -> None:
     before, server.runner.script = server.runner.script, script_of(text, "")
     answer = httpx.post(f"{server.url}/v1/responses/compact", json={"input": "Hello"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "empty_summary")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "empty_summary")
     server.runner.script = before
 
 
@@ -100,3 +102,13 @@ def test_a_turn_that_is_longer_than_the_context_is_refused(server: Running) -> N
     for said in ("word " * 20_000, [*SAID, {"role": "user", "content": "word " * 3_000}]):
         answer = httpx.post(f"{server.url}/v1/responses/compact", json={"input": said}, timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_calls_that_wait_for_their_output_stay(api: openai.OpenAI) -> None:
+    waiting: Any = {"type": "function_call", "call_id": "c2", "name": "look", "arguments": "{}"}
+    compacted: Any = api.responses.compact(model="scripted", input=[*SAID, waiting])
+    assert [item.type for item in compacted.output] == ["message", "message", "compaction", "function_call"]
+    given: Any = [item.model_dump(exclude_none=True) for item in compacted.output]
+    output = {"type": "function_call_output", "call_id": "c2", "output": "Free at eight."}
+    further = api.responses.create(model="scripted", input=[*given, output])
+    assert further.status == "completed"

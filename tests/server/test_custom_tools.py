@@ -51,6 +51,11 @@ def test_inputs_are_read_however_they_are_cut(ascii: bool) -> None:
         ('{"input": "a\\', "a"),
         ('{"input": "a\\ud83d', "a"),
         ('{"input": "\\ud83d and so on"}', "\ufffd and so on"),
+        ('{"input": "\\ud83d!"}', "\ufffd!"),
+        ('{"input": "\\ud83d"}', "\ufffd"),
+        ('{"input": "\\ud83d\\n"}', "\ufffd\n"),
+        ('{"input": "\\ud83d\\ud83d\\ude00."}', "\ufffd\U0001f600."),
+        ('{"input": "a\\ud83d\\', "a"),
         ('{"inp', ""),
         ('{"code": "x"}', '{"code": "x"}'),
         ('{"input": 5}', '{"input": 5}'),
@@ -149,3 +154,16 @@ def test_expressions_stay_within_their_anchors(expression: str, closed: bool) ->
     else:
         with pytest.raises(RequestError, match="in pairs"):
             as_function("tools[0]", tool)
+
+
+@pytest.mark.parametrize("chats", [True, False])
+def test_a_custom_tool_has_its_name_for_itself(server: Running, chats: bool) -> None:
+    function = {"name": "look", "parameters": {"type": "object"}}
+    if chats:
+        tools = [{"type": "custom", "custom": {"name": "look"}}, {"type": "function", "function": function}]
+        path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "tools": tools}
+    else:
+        tools = [{"type": "function", **function}, {"type": "custom", "name": "look"}]
+        path, body = "/v1/responses", {"input": "Hello", "tools": tools}
+    answer = httpx.post(f"{server.url}{path}", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[1]")

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.not_here import NOT_HERE
+from penstock.server.not_here import LISTED, NOT_HERE
 from penstock.server.paths import FORMS
 from tests.server.support import Running, running
 
@@ -38,6 +38,7 @@ OPERATIONS = [
     ("GET", "/v1/models/{model}", 10),
     *(("POST", f"/{path}", 10) for path in ("completion", "completions", "chat/completions")),
     ("POST", "/v1/chat/completions/control", 5),
+    *(("GET", "/v1/stream", 5), ("DELETE", "/v1/stream", 5), ("POST", "/v1/streams/lookup", 5)),
     *(("POST", f"/{path}", 5) for path in ("embedding", "embeddings", "chat/completions/input_tokens")),
     *(("POST", path, 5) for path in ("/reranking", "/v1/reranking", "/lora-adapters")),
     *(("GET", f"/{path}", 2) for path in ("props", "slots", "lora-adapters", "models", "v1/health")),
@@ -56,6 +57,7 @@ OPERATIONS = [
     *(("GET", f"{path}{rest}", 2) for path in KSERVE for rest in ("", "/ready")),
     *(("POST", f"{path}/{rest}", 5) for path in KSERVE for rest in ("infer", "generate", "generate_stream")),
     ("POST", "/v1/responses", 10),
+    ("POST", "/v1/moderations", 5),
     ("POST", "/v1/responses/input_tokens", 8),
     ("POST", "/v1/responses/compact", 8),
     ("POST", "/v1/responses/{response_id}/cancel", 10),
@@ -91,6 +93,9 @@ NOT_YET = [
     *(("POST", f"/api/{name}", 2) for name in ("pull", "push", "create", "copy", "blobs/{digest}")),
     *(("DELETE", "/api/delete", 2), ("HEAD", "/api/blobs/{digest}", 2)),
     *(("POST", path, 1) for path in NOT_HERE),
+    *(("GET", path, 1) for path in LISTED),
+    *((method, path + "/{id}", 1) for path in LISTED for method in ("GET", "POST", "DELETE")),
+    *(("GET", "/tools", 1), ("POST", "/tools", 2)),
     *(("POST", "/infill", 5), ("POST", "/props", 2), ("POST", "/slots/{id_slot}", 2)),
 ]
 

@@ -249,3 +249,12 @@ def test_a_server_that_drains_loads_nothing(many: Hosting) -> None:
     many.lifecycle.draining = True
     assert chat(many, "small").json()["error"]["code"] == "shutting_down"
     assert many.engines.loads == []
+
+
+def test_text_generation_webuis_tokens_are_of_the_model_used_last(many: Hosting) -> None:
+    assert chat(many, "small").status_code == 200
+    told = ask(many, "/v1/internal/encode", text="Hello")
+    assert told.status_code == 200
+    assert told.json()["length"] == len(told.json()["tokens"]) > 0
+    again = ask(many, "/v1/internal/decode", tokens=told.json()["tokens"])
+    assert "Hello" in again.json()["text"]

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import ollama
+import openai
 import pytest
 
 from penstock.config.options import ServerOptions
@@ -205,3 +206,18 @@ def _left_open(server: Hosting, body: str) -> socket.socket:
 
 def _works() -> int:
     return sum(thread.name == THREAD_NAME for thread in threading.enumerate())
+
+
+def test_openais_client_deletes_what_is_in_the_library(server: Hosting, store: Store) -> None:
+    with ollama.Client(host=server.url) as api:
+        api.pull("me/concierge")
+    name = names(store)[0]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            api.models.delete("small")
+        assert refused.value.code == "not_in_library"
+        with pytest.raises(openai.NotFoundError):
+            api.models.delete("none")
+        gone = api.models.delete(name)
+    assert (gone.id, gone.object, gone.deleted) == (name, "model", True)
+    assert name not in names(store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -247,3 +247,25 @@ async def test_many_streams_at_once_with_leavers(text: TextPipeline) -> None:
         assert len(server.runner.seen) == 48
         until(lambda: server.lifecycle.in_flight == 0)
         server.until_idle()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda api: api.files.list(),
+        lambda api: api.files.retrieve("file-1"),
+        lambda api: api.files.content("file-1"),
+        lambda api: api.files.delete("file-1"),
+        lambda api: api.files.create(file=b"x", purpose="batch"),
+        lambda api: api.uploads.cancel("upload_1"),
+        lambda api: api.vector_stores.list(),
+        lambda api: api.vector_stores.files.list("vs_1"),
+        lambda api: api.batches.list(),
+    ],
+)
+def test_files_and_stores_are_refused_by_name(server: Running, call: Callable[[openai.OpenAI], object]) -> None:
+    one = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    with one, pytest.raises(openai.APIStatusError) as refused:
+        call(one)
+    assert (refused.value.status_code, refused.value.code) == (501, "not_available")
+    assert "is not available here" in refused.value.message

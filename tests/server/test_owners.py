@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
-from penstock.server.not_here import NOT_HERE
+from penstock.server.not_here import LISTED, NOT_HERE
 from tests.server.support import Serving, running, serving, until
 from tests.server.test_access import routes
 
@@ -52,6 +53,7 @@ BODIES: dict[str, dict[str, Any]] = {  # of every route that reaches the engine
     "/v1/internal/logits": {"prompt": "Hello"},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
     "/generative_scoring": {"query": "Hello", "items": ["you"], "label_token_ids": [5]},
+    "/v1/moderations": TEXTS,
     "/classify": TEXTS,
     "/v1/classify": TEXTS,
     "/pooling": {**TEXTS, "task": "embed"},
@@ -66,9 +68,10 @@ TEXT_ONLY = {
     *(f"/api/{name}" for name in ("show", "pull", "push", "create", "copy", "blobs/{digest}")),
     *("/apply-template", "/chat_tokenize", "/abort_request"),
     *NOT_HERE,
+    *(f"{path}/{{id:path}}" for path in LISTED),
     *(f"/api/extra/{name}" for name in ("generate/check", "abort", "tokencount")),
     *(f"/v1/internal/{name}" for name in ("encode", "decode", "token-count", "chat-prompt")),
-    "/v1/messages/count_tokens",
+    *("/v1/messages/count_tokens", "/v1/streams/lookup", "/tools"),
     *("/v1/chat/completions/chatcmpl-1", "/v1/chat/completions/control"),
     "/v1/responses/resp_1/cancel",
     *(f"/v1/conversations{rest}" for rest in ("", "/conv_1", "/conv_1/items")),
@@ -102,11 +105,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[EngineRequest]:
 def test_every_route_tells_the_engine_whose_request_it_is(text: TextPipeline, asked: list[EngineRequest]) -> None:
     posted = {path for method, path in routes(text) if method == "POST"}
     assert posted == BODIES.keys() | TEXT_ONLY, "a new route: say whether it reaches the engine"
-    labelled = replace(text, pooling=replace(text.pooling, labels=("dull", "great")))
+    labelled = replace(text, pooling=replace(text.pooling, labels=("dull", "toxic")))
     options = ServerOptions(api_keys=KEYS)
     with running(text, options) as generates, running(labelled, options) as classifies:
         for path, body in BODIES.items():
-            server = classifies if "classify" in path else generates
+            server = classifies if re.search("classify|moderations", path) else generates
             owners = []
             for key in KEYS:
                 asked.clear()

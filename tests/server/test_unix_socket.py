@@ -16,10 +16,14 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions, ServerOptions
+from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import ThreadClient
+from penstock.server.app import create_app
 from penstock.server.root_path import check_root_path
 from penstock.server.serve import serve, url_of, where_to_ask
 from penstock.server.unix_socket import bind_unix, remove_unix
+from tests.engine.support import null_engine
 from tests.server.support import Running, running, until
 
 SCRIPT = """
@@ -103,6 +107,13 @@ def test_several_http_processes_have_an_address(tmp_path: Path) -> None:
 def test_root_paths_that_are_none(wrong: str) -> None:
     with pytest.raises(ConfigError, match="--root-path"):
         check_root_path(wrong)
+
+
+@pytest.mark.parametrize("prefix", ["/v1", "/api", "/v1/chat"])
+def test_a_root_path_of_our_own_routes_is_refused(text: TextPipeline, prefix: str) -> None:
+    engine = ThreadClient(null_engine)
+    with pytest.raises(ConfigError, match="begins so"):
+        create_app(Frontend(engine, text, served_name="x"), ServerOptions(root_path=prefix))
 
 
 @pytest.fixture(scope="module")

@@ -135,6 +135,10 @@ def test_names_of_one_thing(server: Running) -> None:
 def test_the_prompt_is_cut_to_what_the_context_leaves(server: Running) -> None:
     assert completed(server, prompt="Hello there " * 100, truncation_length=64, max_tokens=16).status_code == 200
     assert len(server.runner.seen[-1].prompt_ids) == 48
+    for most in (4096, 10**6):  # more than the model has: all it has is meant
+        assert completed(server, prompt="Hello", truncation_length=most, max_tokens=4).status_code == 200
+        chat = {"messages": [{"role": "user", "content": "Hello"}], "truncation_length": most}
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=chat, timeout=60).status_code == 200
 
 
 def test_chats(server: Running, text: TextPipeline) -> None:

@@ -262,8 +262,3 @@ def _add_xinference(router: APIRouter, management: Management) -> None:
     async def launch(request: Request) -> Response:
         entry = await management.load(request, (await read_body(request, LaunchBody)).model_name)
         return json_response({"model_uid": entry.name})
-
-    @router.delete("/v1/models/{model:path}", summary="Terminate a model, as Xinference")
-    async def terminate(request: Request, model: str) -> Response:
-        await management.unload(request, model)
-        return json_response(None)

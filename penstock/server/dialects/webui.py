@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from penstock.config import limits
-from penstock.config.errors import param_names
+from penstock.config.errors import RequestError, param_names
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import GenerationRequest
@@ -63,7 +63,7 @@ def webui_router(context: ServerContext) -> APIRouter:
     router = APIRouter(prefix="/v1/internal")
 
     async def ready(request: Request) -> ModelContext:
-        model = await context.model(request, None)
+        model = await context.model(request, _used_last(context))
         model.require_ready()
         return model
 
@@ -108,6 +108,20 @@ def webui_router(context: ServerContext) -> APIRouter:
 
     _add_models(router, context)
     return router
+
+
+def _used_last(context: ServerContext) -> str | None:
+    """The model that was used last, of a server of several: these routes name none. None where there is one.
+
+    Raises:
+        RequestError: none is loaded.
+    """
+    if context.models.host is None:
+        return None
+    there = [entry for entry in context.models.host.entries() if entry.usable]
+    if not there:
+        raise RequestError("No model is loaded; POST /v1/internal/model/load does that.", code="no_model_loaded")
+    return max(there, key=lambda entry: entry.used_at).name
 
 
 async def _next_tokens(active: ActiveCall, frontend: Frontend, most: int) -> dict[str, dict[str, float]]:

@@ -21,6 +21,7 @@ from penstock.server.document import EVENTS, takes
 from penstock.server.errors import REQUEST_ID
 from penstock.server.handed_on import handed_on
 from penstock.server.infilling import infilled
+from penstock.server.webui_fields import within_context
 
 
 def named(call: OpenAICall, request: Request) -> OpenAICall:
@@ -54,6 +55,7 @@ def openai_router(context: ServerContext, chats: StoredChats, running: RunningCh
         model.check_template(body.chat_template)
         with param_names(sent_names(body)):
             call = await translated(request, chat_call, body, model.frontend.text.defaults)
+            call = replace(call, requests=within_context(call.requests, body, model.max_model_len()))
             keep = chats.keeper(owner_of(request), body)
             model.require_ready()
             return await run(request, model, call, keep)
@@ -70,7 +72,8 @@ def openai_router(context: ServerContext, chats: StoredChats, running: RunningCh
         with param_names(sent_names(body)):
             call = await translated(request, completion_call, body, model.frontend.text.defaults)
             model.require_ready()
-            requests = await translated(request, infilled, call.requests, body.suffix, model.frontend)
+            asked = within_context(call.requests, body, model.max_model_len())
+            requests = await translated(request, infilled, asked, body.suffix, model.frontend)
             return await run(request, model, replace(call, requests=requests))
 
     return router

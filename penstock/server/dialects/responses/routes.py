@@ -6,22 +6,22 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from penstock.config.errors import param_names
 from penstock.server.active_call import EventStream, complete, open_call, typed_event
-from penstock.server.auth import owner_of
-from penstock.server.body import read_body, read_query
+from penstock.server.body import read_body
 from penstock.server.dialects.responses.composer import Composer
-from penstock.server.dialects.responses.schema import ItemsQuery, ResponsesBody, RetrieveQuery
-from penstock.server.dialects.responses.service.background import Job
+from penstock.server.dialects.responses.schema import ResponsesBody
 from penstock.server.dialects.responses.service.compacting import add_compacting
+from penstock.server.dialects.responses.service.kept_routes import add_kept
 from penstock.server.dialects.responses.service.responses import Responses
+from penstock.server.dialects.responses.socket.session import Session
+from penstock.server.dialects.responses.socket.turn import only_prompt, turn_of, warmed
 from penstock.server.dialects.responses.translate import sent_names
-from penstock.server.document import EVENTS, asks, gives, takes
-from penstock.server.encoding import json_answer, json_response
-from penstock.server.errors import HttpError, bad_value
-from penstock.server.pages import page_of
-from penstock.server.paths import RESPONSE
+from penstock.server.document import EVENTS, takes
+from penstock.server.encoding import json_answer
+from penstock.server.middleware import ANSWER
 
 
 def responses_router(responses: Responses) -> APIRouter:
@@ -40,9 +40,13 @@ def responses_router(responses: Responses) -> APIRouter:
                 if body.stream:
                     return EventStream(job.follow(), None, context.lifecycle)
                 return await json_answer(job.snapshot)
-            active = await open_call(request, model, [call.request])
+            turn = turn_of(request)
+            warming = turn is not None and not turn.generate
+            active = await open_call(request, model, [only_prompt(call.request) if warming else call.request])
         composer = Composer(call, model)
-        happening = responses.told(call, composer, active)
+        happening = warmed(composer, active) if warming else responses.told(call, composer, active)
+        if turn is not None:
+            happening = turn.watched(call, composer, happening)
         if body.stream:
             events = (typed_event(told) async for told in happening)
             return EventStream(events, active.aclose, context.lifecycle, failed=composer.broken)
@@ -54,43 +58,10 @@ def responses_router(responses: Responses) -> APIRouter:
 
         return await complete(whole(), active, request.receive, context.lifecycle)
 
-    _kept_routes(router, responses)
+    @router.websocket("/v1/responses")
+    async def converse(socket: WebSocket) -> None:
+        await Session(socket, socket.scope[ANSWER], responses.recent).run()
+
+    add_kept(router, responses)
     add_compacting(router, responses)
     return router
-
-
-def _kept_routes(router: APIRouter, responses: Responses) -> None:
-    """The routes of a response that is there."""
-
-    @router.get(RESPONSE, summary="A response, or its events", openapi_extra=asks(RetrieveQuery, EVENTS))
-    async def retrieve(response_id: str, request: Request) -> Response:
-        query, owner = read_query(RetrieveQuery, request), owner_of(request)
-        start = 0 if query.starting_after is None else query.starting_after + 1
-        job = responses.jobs.get(owner, response_id)
-        if job is None:
-            record = await responses.store.found(owner, response_id)
-            job = Job(owner, record.object, list(record.events))
-        if not query.stream:
-            return await json_answer(job.snapshot)
-        if not job.events:
-            raise bad_value("stream", True, "false for a response that did not run in the background")
-        return EventStream(job.follow(start), None, responses.context.lifecycle)
-
-    @router.delete(RESPONSE, summary="Delete a response", openapi_extra=gives("application/json"))
-    async def delete(response_id: str, request: Request) -> Response:
-        owner = owner_of(request)
-        await responses.stopped(owner, response_id)
-        await responses.store.delete(owner, response_id)
-        return json_response({"id": response_id, "object": "response", "deleted": True})
-
-    @router.post(f"{RESPONSE}/cancel", summary="Cancel a background response", openapi_extra=gives("application/json"))
-    async def cancel(response_id: str, request: Request) -> Response:
-        record = await responses.stopped(owner_of(request), response_id)
-        if not record.object["background"]:
-            raise HttpError(400, "Only responses with background: true can be cancelled.", code="not_background")
-        return await json_answer(record.object)
-
-    @router.get(f"{RESPONSE}/input_items", summary="What the model was shown", openapi_extra=asks(ItemsQuery))
-    async def input_items(response_id: str, request: Request) -> Response:
-        record = await responses.store.found(owner_of(request), response_id)
-        return await json_answer(page_of(record.items, read_query(ItemsQuery, request)))

@@ -11,7 +11,7 @@ from penstock.config.sampling import SamplingParams
 from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.server.conversation import checked_messages, chosen_tools, declared, function_fields, template_kwargs
-from penstock.server.custom_tools import as_function
+from penstock.server.custom_tools import as_function, check_names, custom_names
 from penstock.server.dialects.responses.items import Item, messages_of
 from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
 from penstock.server.errors import Unavailable, bad_value, refuse_unavailable
@@ -118,6 +118,7 @@ def _tools(body: InputTokensBody) -> tuple[tuple[Mapping[str, Any], ...] | None,
         where = f"tools[{index}]"
         given = as_function(where, tool) if tool["type"] == "custom" else tool
         tools.append({"type": "function", "function": declared(where, given)})
+    check_names("tools", tools, custom_names(body.tools))
     choice = body.tool_choice
     kind = choice.get("type") if isinstance(choice, dict) else "function"
     if kind not in ("function", "custom", "allowed_tools"):

@@ -36,6 +36,13 @@ export async function request(path, { method = "GET", body, signal } = {}) {
 
 export const getJson = async (path) => (await request(path)).json();
 
+// Tools that the server runs, and running one: whoever calls this has asked, or the tool's policy lets it run.
+export const serverTools = () => getJson("tools");
+export async function runTool(name, text) {
+  const answer = await request("tools", { method: "POST", body: { tool: name, params: JSON.parse(text || "{}"), confirmed: true } });
+  return (await answer.json()).plain_text_response;
+}
+
 async function reason(response) {
   const text = await response.text();
   try {

@@ -7,6 +7,8 @@ import { answer, isRunning, stop, stopAll } from "./runs.js";
 import { Settings, isJson } from "./settings.js";
 import { addMessage, asMarkdown, choose, newId, removeMessage, saveConversation, shownPath, siblings } from "./store.js";
 
+const MOST_RUNS = 16; // of tools between two questions, without anybody being asked
+
 const SLOWEST_MS = 400; // between two looks at a long answer that comes in
 
 // Calls `work` soon, and not again before a multiple of what it took: a long answer is rendered less often.
@@ -63,6 +65,12 @@ export function Chat({ conversation, models, onChange, announce }) {
     again: (message) => ask(message.parent, [message.model]),
     remove: (message) => update(() => (stop(message.id), removeMessage(conversation, message))),
     edit: (message, content) => ask(addMessage(conversation, message.parent, { role: "user", content, images: message.images, files: message.files }).id),
+    // Whether tools may run unasked for this answer: a model that calls on and on is stopped by a person's say.
+    mayRun: (message) => {
+      const before = shownPath(conversation);
+      const turn = before.slice(before.findLastIndex((one) => one.role === "user") + 1, before.indexOf(message));
+      return turn.filter((one) => one.role === "tool").length < MOST_RUNS;
+    },
     giveResult: (message, call, content) => {
       let last = message;
       while (last.chosen && conversation.messages[last.chosen].role === "tool") last = conversation.messages[last.chosen];

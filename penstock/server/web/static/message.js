@@ -1,6 +1,7 @@
 // One message of a conversation, and what can be done with it.
 
-import { html, useState } from "./vendor/preact.js";
+import { html, useEffect, useState } from "./vendor/preact.js";
+import { runTool } from "./api.js";
 import { Markdown } from "./markdown.js";
 import { isRunning } from "./runs.js";
 import { siblings } from "./store.js";
@@ -15,7 +16,7 @@ export function Message({ conversation, message, actions }) {
   return html`
     <article class=${`message ${message.role}`} aria-label=${kind} data-id=${message.id}>
       <header><strong>${kind}</strong></header>
-      <${Body} message=${message} actions=${actions} />
+      <${Body} message=${message} actions=${actions} served=${conversation.served ?? {}} />
       <footer>
         ${message.role === "assistant" ? html`<${Facts} message=${message} />` : null}
         <${Branches} conversation=${conversation} message=${message} onChoose=${actions.choose} />
@@ -24,7 +25,7 @@ export function Message({ conversation, message, actions }) {
     </article>`;
 }
 
-function Body({ message, actions }) {
+function Body({ message, actions, served }) {
   const running = isRunning(message.id);
   if (message.role !== "assistant") {
     return html`
@@ -36,7 +37,7 @@ function Body({ message, actions }) {
   return html`
     ${message.reasoning ? html`<details class="reasoning"><summary>${running && !message.content ? "Thinking…" : "Thoughts"}</summary><${Markdown} text=${message.reasoning} /></details>` : null}
     ${message.content ? html`<${Markdown} text=${message.content} />` : null}
-    ${message.calls.map((call) => html`<${Call} message=${message} call=${call} actions=${actions} running=${running} />`)}
+    ${message.calls.map((call) => html`<${Call} message=${message} call=${call} actions=${actions} running=${running} policy=${served[call.name]} />`)}
     ${running && empty ? html`<p class="waiting" role="status">${message.waiting ?? "Waiting for the first token…"}</p>` : null}
     ${!running && !message.done ? html`<p class="note">This answer was cut off when the page was left.</p>` : null}
     ${message.finish === "length" ? html`<p class="note">Cut at the limit of tokens.</p>` : null}
@@ -44,7 +45,7 @@ function Body({ message, actions }) {
     ${message.error ? html`<p class="error" role="alert">${message.error}</p>` : null}`;
 }
 
-function Call({ message, call, actions, running }) {
+function Call({ message, call, actions, running, policy }) {
   const [result, setResult] = useState("");
   let shown = call.text;
   try {
@@ -56,10 +57,26 @@ function Call({ message, call, actions, running }) {
     event.preventDefault();
     actions.giveResult(message, call, result);
   };
+  const [asking, setAsking] = useState("");
+  const run = async () => {
+    setAsking("Running on the server…");
+    try {
+      actions.giveResult(message, call, await runTool(call.name, call.text));
+      setAsking("");
+    } catch (error) {
+      setAsking(error.message);
+    }
+  };
+  const alone = !running && policy === "allow" && message.done && !message.chosen && !message.error && message.finish === "tool_calls" && actions.mayRun(message);
+  useEffect(() => {
+    if (alone) run();
+  }, [alone]);
   return html`
     <section class="call" aria-label=${`Call of the tool ${call.name}`}>
       <h3>${call.name}</h3>
       <pre tabindex="0">${shown}</pre>
+      ${running || !policy ? null : html`<button onClick=${run}>Run on the server</button>`}
+      ${asking ? html`<p role="status">${asking}</p>` : null}
       ${running ? null : html`
         <form onSubmit=${send}>
           <label>Result <textarea rows="2" value=${result} onInput=${(e) => setResult(e.target.value)}></textarea></label>

@@ -1,6 +1,7 @@
 // What a conversation is answered with: system prompt, sampling, tools, a schema.
 
-import { html } from "./vendor/preact.js";
+import { html, useState } from "./vendor/preact.js";
+import { serverTools } from "./api.js";
 
 const FIELDS = [
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
@@ -26,6 +27,20 @@ export function isJson(text, list) {
 
 export function Settings({ conversation, onChange }) {
   const { settings } = conversation;
+  const [problem, setProblem] = useState("");
+  const addTools = async (event) => {
+    event.preventDefault();
+    try {
+      const found = await serverTools();
+      const known = conversation.tools.trim() ? JSON.parse(conversation.tools) : [];
+      const own = known.filter((tool) => !found.some((one) => one.tool === (tool.function ?? tool).name));
+      const tools = JSON.stringify([...own, ...found.map((one) => one.definition)], null, 1);
+      onChange({ tools, served: Object.fromEntries(found.map((one) => [one.tool, one.policy])) });
+      setProblem(found.length ? "" : "The server has no tools to give.");
+    } catch (error) {
+      setProblem(error.message);
+    }
+  };
   const set = (name) => (event) => onChange({ settings: { ...settings, [name]: event.target.value } });
   return html`
     <section class="settings" aria-label="Settings of this conversation">
@@ -43,6 +58,8 @@ export function Settings({ conversation, onChange }) {
       <label>Tools (a JSON list of functions)
         <textarea rows="3" class="code" aria-invalid=${!isJson(conversation.tools, true)} value=${conversation.tools} onInput=${(e) => onChange({ tools: e.target.value })} placeholder=${'[{"name": "…", "parameters": {…}}]'}></textarea>
       </label>
+      <button type="button" onClick=${addTools}>Add the server's tools</button>
+      ${problem ? html`<p class="error" role="alert">${problem}</p>` : null}
       <label>Answer follows a JSON schema
         <textarea rows="3" class="code" aria-invalid=${!isJson(settings.schema, false)} value=${settings.schema ?? ""} onInput=${set("schema")}></textarea>
       </label>

@@ -7,14 +7,21 @@ import hashlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
 from penstock.config import limits
-from penstock.config.errors import CheckpointError, ConfigError, PenstockError, RequestError, TemplateError
+from penstock.config.errors import (
+    CheckpointError,
+    ConfigError,
+    PenstockError,
+    RequestError,
+    TemplateError,
+    format_value,
+)
 from penstock.config.quantisation import GGUF_FILE_TYPES
 from penstock.host.model_host import ModelHost
 from penstock.host.shelf import Parts, Shelf, Told
@@ -79,6 +86,8 @@ class DeleteBody(Loose):
     name: _OneOfTwo | None = None
 
 
+_OPENAIS_CLIENT: Final = "x-stainless-lang"
+"""A header of OpenAI's clients, to whom a route means deleting that means unloading to Xinference's."""
 LIBRARY_BODIES = (PullBody, CreateBody, CopyBody, DeleteBody)
 Work = Callable[[Told, threading.Event], object]
 
@@ -88,8 +97,8 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
     router, threads = APIRouter(), LibraryThreads(dealt(AT_ONCE, context.siblings))
     works = _Works(context, host, threads)
 
-    def route(path: str, summary: str, body: type[Loose], method: str = "POST") -> Callable[..., Any]:
-        return router.api_route(path, methods=[method], summary=summary, openapi_extra=takes(body))
+    def route(path: str, summary: str, body: type[Loose]) -> Callable[..., Any]:
+        return router.post(path, summary=summary, openapi_extra=takes(body))
 
     def add_exchange(name: str, doing: str, exchange: Callable[[str, bool, Told, threading.Event], object]) -> None:
         @route(f"/api/{name}", f"{name.capitalize()} a model", PullBody)
@@ -119,19 +128,45 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
         await host.refresh(anew=True)
         return Response(status_code=200)
 
-    @route("/api/delete", "Delete a model", DeleteBody, "DELETE")
-    async def delete(request: Request) -> Response:
-        body = await _read(request, DeleteBody, keys)
-        name = _named(body.model, body.name)
+    _add_deleting(router, context, host, shelf, keys, threads)
+    return router
+
+
+def _add_deleting(
+    router: APIRouter, context: ServerContext, host: ModelHost, shelf: Shelf, keys: AdminKeys, threads: LibraryThreads
+) -> None:
+    """The routes that delete models, as Ollama's and OpenAI's clients ask for it."""
+
+    async def unload(request: Request, name: str) -> None:
+        unloading = host.unload(await host.find(name))
+        await while_connected(unloading, request.receive, context.lifecycle)
+
+    async def remove(request: Request, name: str) -> None:
         listed = await _done(threads.start(lambda: shelf.canonical(name)))
         if listed is not None and listed in host.names:
-            unloading = host.unload(await host.find(listed))
-            await while_connected(unloading, request.receive, context.lifecycle)
+            await unload(request, listed)
         await _done(threads.start(lambda: shelf.remove(name)))
         await host.refresh(anew=True)
+
+    @router.delete("/api/delete", summary="Delete a model", openapi_extra=takes(DeleteBody))
+    async def delete(request: Request) -> Response:
+        body = await _read(request, DeleteBody, keys)
+        await remove(request, _named(body.model, body.name))
         return Response(status_code=200)
 
-    return router
+    @router.delete("/v1/models/{model:path}", summary="Delete a model, as OpenAI; or terminate it, as Xinference")
+    async def delete_or_terminate(request: Request, model: str) -> Response:
+        keys.check_admin(request.headers)
+        if _OPENAIS_CLIENT not in request.headers:
+            await unload(request, model)
+            return json_response(None)
+        if await _done(threads.start(lambda: shelf.canonical(model))) is None:
+            if model in host.names:
+                told = "is of a file or folder of this server's own, and is not deleted; /models/unload ends it"
+                raise HttpError(403, f"The model {format_value(model)} {told}.", param="model", code="not_in_library")
+            raise context.models.unknown(model)
+        await remove(request, model)
+        return json_response({"id": model, "object": "model", "deleted": True})
 
 
 async def _read(request: Request, body: type[Any], keys: AdminKeys) -> Any:

@@ -25,6 +25,7 @@ from penstock.server.dialects.responses.items import Item, checked_items, refere
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.service.background import Job, Jobs
 from penstock.server.dialects.responses.service.fitting import shortened
+from penstock.server.dialects.responses.socket.turn import RecentResponses, turn_of
 from penstock.server.dialects.responses.translate import (
     ResponsesCall,
     check_combinations,
@@ -63,12 +64,14 @@ class Responses:
         jobs: those that run in the background.
         reports: where these are told when they have ended.
         conversations: what they go on from and add to.
+        recent: responses that are not kept, which their WebSockets go on from.
     """
 
     def __init__(self, context: ServerContext, store: ResponseStore, reports: RequestReports) -> None:
         self.context, self.store = context, store
         self.reports = reports
         self.conversations = Conversations(store)
+        self.recent = RecentResponses()
         self.jobs = Jobs(context.lifecycle)
 
     async def aclose(self) -> None:
@@ -89,7 +92,9 @@ class Responses:
         earlier: list[Item] = []
         conversation, size = None, 0
         if body.previous_response_id is not None:
-            previous = await self.store.previous(owner, body.previous_response_id)
+            turn = turn_of(sent)
+            recent = None if turn is None else turn.find(body.previous_response_id)
+            previous = recent or await self.store.previous(owner, body.previous_response_id)
             earlier, size = [*previous.items, *previous.object["output"]], previous.size
         elif body.conversation_id is not None:
             conversation = await self.conversations.found(owner, body.conversation_id)

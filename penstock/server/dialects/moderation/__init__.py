@@ -1,0 +1,1 @@
+"""OpenAI's moderations, by a guard model or a classifier that is served."""

@@ -1,0 +1,1 @@
+"""Responses over WebSockets: connections, their turns, and what these go on from."""
