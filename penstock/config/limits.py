@@ -59,6 +59,7 @@ MAX_BANNED_CHARS = 8192  # of all banned strings of a request
 MAX_BAD_WORD_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024  # entries
 MAX_BIAS = 100.0  # of one entry, up or down
+GUIDANCE_SCALES = (0.0, 100.0)
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0  # presence and frequency, up or down
 MAX_REPETITION_PENALTY = 100.0

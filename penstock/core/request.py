@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from penstock.config.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.pooling import PoolingParams
 from penstock.core.protocol import TokenLogprobs
@@ -168,11 +168,18 @@ class EngineRequest:
     def __post_init__(self) -> None:
         if self.adapter and not self.adapter_digest:
             raise ValueError(f"adapter slot {self.adapter} has no digest, by which prefixes are told apart")
+        if self.speculate and self.guided:
+            raise ValueError("a guided request has no drafts: the two sequences of a draw have read different tokens")
 
     @property
     def waits_for_tokens(self) -> bool:
         """Whether a step's tokens must be known before the next is planned: they may be forced, or drafts follow."""
-        return self.speculate or self.constrained
+        return self.speculate or self.constrained or self.guided
+
+    @property
+    def guided(self) -> bool:
+        """Whether a second sequence, which reads the negative prompt, shares its draws."""
+        return self.pooling is None and self.sampling.guidance_scale != 1
 
     @property
     def constrained(self) -> bool:
