@@ -12,7 +12,7 @@ from dataclasses import replace
 from penstock.config.sampling import SamplingParams
 from penstock.core.plan_builder import PlanBuilder
 from penstock.core.protocol import SlotResult
-from penstock.core.sequence import Sequence, SequenceState
+from penstock.core.sequence import Sequence
 
 
 def followers_of(sequences: Iterable[Sequence]) -> list[Sequence]:
@@ -45,14 +45,6 @@ def lonely(builder: PlanBuilder) -> list[Sequence]:
         for sequence, tokens in builder.scheduled.items()
         if tokens.sample and sequence.partner is not None and sequence.partner not in builder.scheduled
     ]
-
-
-def stuck(running: Iterable[Sequence]) -> bool:
-    """Whether all that run wait for partners, of which one at least is in the queue."""
-    partners = [sequence.partner for sequence in running if sequence.held]
-    return len(partners) == sum(1 for _ in running) and any(
-        other is not None and other.state is SequenceState.WAITING for other in partners
-    )
 
 
 def followed(slot: int, shared: SlotResult) -> SlotResult:

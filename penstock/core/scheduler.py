@@ -15,7 +15,7 @@ from types import MappingProxyType
 from penstock.config.errors import RequestError
 from penstock.config.options import SchedulerOptions
 from penstock.core.admission import AdmissionControl, most_chunk
-from penstock.core.guidance import followed, lonely, stuck
+from penstock.core.guidance import followed, lonely
 from penstock.core.kv.cache import KVCache
 from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.kv.checkpoints import Checkpoints
@@ -200,14 +200,15 @@ class Scheduler:
         for sequence, length in remaining:
             if length > 1:
                 self._continue(sequence, length, builder)
-        for sequence in lonely(builder) if any(one.partner is not None for one, _ in remaining) else ():
+        paired = any(sequence.partner is not None for sequence, _ in remaining)
+        for sequence in lonely(builder) if paired else ():
             if builder.withdraw(sequence) and sequence.introduced:
                 self._queues.reintroduce(sequence)
         if not builder.preempted:
             self._admission.admit(builder)
         if builder.scheduled or (self.cache.transfers.loading and (self.cache.ops or not self._outstanding)):
             return self._seal(builder)  # without tokens it brings loads on their way, and tells of those that ended
-        if self.running and not self._outstanding and stuck(self.running):
+        if paired and not (self._outstanding or builder.preempted) and len(self.running) == len(remaining):
             self._preempt(self.running[-1], builder)  # what it holds is what an older one's partner lacks
         return None
 

@@ -180,7 +180,9 @@ class Sequence:
         pooling, scored = self.request.pooling, self.request.sampling.prompt_logprobs is not None and self.index == 0
         if pooling is not None and pooling.kind is not PoolingKind.LAST:
             return 0
-        return self.scored if scored and self.scored < self.num_prompt - 1 else len(self.tokens) - 1
+        if scored and self.scored < self.num_prompt - 1:
+            return self.scored
+        return max(0, len(self.tokens) - (1 if self.partner is None else 2))  # its first step has a token to compute
 
     @property
     def public(self) -> bool:
