@@ -105,7 +105,8 @@ def test_chats_grammars_stops_and_several_answers(concierge: Serving) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_by_name(concierge: Serving, fields: dict[str, Any], param: str) -> None:
-    answer = httpx.post(f"{concierge.url}/v1/completions", content=json.dumps({"prompt": PROMPT, **fields}))
+    content, kind = json.dumps({"prompt": PROMPT, "max_tokens": 4, **fields}), {"Content-Type": "application/json"}
+    answer = httpx.post(f"{concierge.url}/v1/completions", content=content, headers=kind)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
