@@ -42,3 +42,4 @@ class EngineKeywords(TypedDict, total=False):
     reasoning_parser: str | None
     max_logprobs: int
     logprobs_mode: str
+    watermark_key: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS
+from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS, WATERMARK_KEY
 
 GPUS = ("cuda", "rocm", "xpu", "mps")
 SHORT_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -58,6 +58,7 @@ class EngineOptions:
             (docs/tools.md), "none" for none; None finds them from the chat template.
         max_logprobs: most alternatives of a token that requests may ask for, -1 for the whole vocabulary.
         logprobs_mode: what is told as log-probabilities, one of `config.logprobs.LOGPROBS_MODES`.
+        watermark_key: the number by which watermarked texts are recognised, of requests that bring none of their own.
     """
 
     model: str = "penstock-concierge"
@@ -95,6 +96,7 @@ class EngineOptions:
     reasoning_parser: str | None = None
     max_logprobs: int = MAX_TOP_LOGPROBS
     logprobs_mode: str = "raw_logprobs"
+    watermark_key: int = WATERMARK_KEY
 
     def __post_init__(self) -> None:
         for name in ("dtype", "kv_cache_dtype"):
