@@ -30,6 +30,11 @@ class Ledger:
         """Whether no request lives and everything was told."""
         return not (self._requests or self._outputs)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether everything that became known was told."""
+        return not self._outputs
+
     def open(self, request_id: str, sequences: list[Sequence]) -> None:
         """Takes a request."""
         self._requests[request_id] = sequences + followers_of(sequences)

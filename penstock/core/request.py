@@ -235,6 +235,7 @@ class EngineStats:
         drafted_tokens, accepted_tokens: drafts that were verified, and those of them that were right.
         failed_loads: blocks that could not be loaded from a lower tier.
         restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
+        paused: 1 while the engine is told to hold still.
         plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
     """
 
@@ -264,6 +265,7 @@ class EngineStats:
     failed_loads: int = 0
     restarts: int = 0
     resumed: int = 0
+    paused: int = 0
     plan_seconds: float = 0.0
     commit_seconds: float = 0.0
     build_seconds: float = 0.0

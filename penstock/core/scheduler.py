@@ -22,6 +22,7 @@ from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight, PlanBuilder
 from penstock.core.policies.order import Gate, Policy, default_gates, policy_named
+from penstock.core.policies.pause import PauseGate
 from penstock.core.protocol import EncoderWork, NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.core.request_queues import RequestQueues
@@ -49,12 +50,13 @@ class Scheduler:
         self._policy = policy or policy_named(options.policy)
         self._queues = RequestQueues(options.max_num_seqs, self._policy)
         self.ledger = Ledger(self._queues, self.cache, caching=options.enable_prefix_caching)
-        gates = default_gates() if gates is None else gates
+        self.pause = PauseGate()
+        gates = (self.pause, *(default_gates() if gates is None else gates))
         self._admission = AdmissionControl(options, self._queues, self.cache, self.ledger, gates)
         self._settlement = Settlement(self.cache, self.ledger)
         self._outstanding: OrderedDict[int, list[InFlight]] = OrderedDict()
         self._next_step = 0
-        self._arrivals = 0
+        self.arrivals = 0
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -70,7 +72,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(not self.ledger.is_empty or self._outstanding)
+        works = bool(not self.ledger.is_empty or self._outstanding)
+        under_way = self.running or self._outstanding or not self.ledger.is_told
+        return works and not self.pause.rests(self.waiting, bool(under_way))
 
     @property
     def outstanding(self) -> int:
@@ -90,10 +94,10 @@ class Scheduler:
         now = monotonic()
         unscored = request.sampling.first_scored(0)
         sequences = [
-            Sequence(request, index, self._arrivals, namespace, list(request.prompt_ids), arrived=now, scored=unscored)
+            Sequence(request, index, self.arrivals, namespace, list(request.prompt_ids), arrived=now, scored=unscored)
             for index in range(request.sampling.n)
         ]
-        self._arrivals += 1
+        self.arrivals += 1
         self.ledger.open(request.request_id, sequences)
 
     def cancel(self, request_id: str) -> None:
