@@ -41,7 +41,7 @@ from tests.core.ownership import Ownership
 
 LIVES, RULES = 510, 50
 STEMS = tuple(tuple((stem * 7 + i * i + stem * i) % 3 for i in range(40)) for stem in range(5))
-KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear") + ("fork",) * 2 + ("rewind",) * 5
+KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear") + ("fork",) * 4 + ("rewind",) * 5
 
 
 @dataclass(frozen=True)
