@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.async_llm import AsyncLLM as AsyncLLM
+    from penstock.config.constraint import Grammar as Grammar
+    from penstock.config.constraint import GrammarKind as GrammarKind
+    from penstock.config.constraint import ToolChoice as ToolChoice
+    from penstock.config.constraint import ToolMode as ToolMode
     from penstock.config.sampling import SamplingParams as SamplingParams
-    from penstock.core.constraint import Grammar as Grammar
-    from penstock.core.constraint import GrammarKind as GrammarKind
-    from penstock.core.constraint import ToolChoice as ToolChoice
-    from penstock.core.constraint import ToolMode as ToolMode
     from penstock.llm import LLM as LLM
     from penstock.search.beam import BeamParams as BeamParams
 
@@ -33,10 +33,10 @@ _HOMES = (
     ("AsyncLLM", "penstock.async_llm"),
     ("SamplingParams", "penstock.config.sampling"),
     ("BeamParams", "penstock.search.beam"),
-    ("Grammar", "penstock.core.constraint"),
-    ("GrammarKind", "penstock.core.constraint"),
-    ("ToolChoice", "penstock.core.constraint"),
-    ("ToolMode", "penstock.core.constraint"),
+    ("Grammar", "penstock.config.constraint"),
+    ("GrammarKind", "penstock.config.constraint"),
+    ("ToolChoice", "penstock.config.constraint"),
+    ("ToolMode", "penstock.config.constraint"),
 )
 
 

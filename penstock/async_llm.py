@@ -15,13 +15,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from penstock.completions import Answer, Completion, collect
+from penstock.config.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice
 from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError
 from penstock.config.keywords import EngineKeywords
 from penstock.config.names import BUNDLED_MODEL, served_name
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineStats, GenerationRequest
 from penstock.engine.api import EngineInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from penstock.core.constraint import Grammar
+from penstock.config.constraint import Grammar
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -73,6 +73,9 @@ class SamplingKeywords(TypedDict, total=False):
     logprob_token_ids: Sequence[int] | None
     skip_special_tokens: bool
     banned_strings: str | Sequence[str] | None
+    guidance_scale: float
+    negative_prompt: str | None
+    negative_prompt_ids: Sequence[int] | None
 
 
 class AnswerKeywords(SamplingKeywords, total=False):

@@ -13,10 +13,10 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.report import arguments, report
+from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.environment import settle_torch
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.request import EngineRequest
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline

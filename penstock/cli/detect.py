@@ -26,7 +26,10 @@ def detect(
         float, typer.Option(min=0.01, max=0.99, help="The share of marked tokens (watermark_gamma).")
     ] = SamplerParams().watermark_gamma,
     key: Annotated[
-        int, typer.Option(min=0, max=2**53, help="The number the text was marked with (watermark_key).")
+        int,
+        typer.Option(
+            "--key", "--watermark-key", min=0, max=2**53, help="The number the text was marked with (watermark_key)."
+        ),
     ] = SamplerParams().watermark_key,
     threshold: Annotated[
         float, typer.Option(min=0.0, max=100.0, help="Standard deviations from which a text counts as marked.")

@@ -17,7 +17,7 @@ import typer
 from penstock.cli.command import completion, model_names, one_of, parser_names
 from penstock.cli.named_model import find_model
 from penstock.config.environment import read_environment
-from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS
+from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS, WATERMARK_KEY
 from penstock.config.logprobs import LOGPROBS_MODES
 from penstock.config.model_settings import POOLINGS, with_pooling
 from penstock.config.names import BUNDLED_MODEL
@@ -162,6 +162,8 @@ LOGPROB_FLAGS = (
     flag("logprobs_mode", str, "raw_logprobs", _MODEL,
          "What is told as log-probabilities: the model's own, or what samplers and masks leave; or their logits.",
          **one_of(LOGPROBS_MODES)),
+    flag("watermark_key", int, WATERMARK_KEY, _MODEL,
+         "A number of your own by which watermarked texts are recognised; keep it to yourself.", metavar="NUMBER"),
 )  # fmt: skip
 SHARING_FLAGS = (
     flag("share_prefix_cache", bool, False, _MEMORY,

@@ -45,3 +45,4 @@ class EngineKeywords(TypedDict, total=False):
     speculative_config: str | None
     hf_overrides: str | None
     pooler_config: str | None
+    watermark_key: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS
+from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS, WATERMARK_KEY
 from penstock.config.model_settings import as_json
 
 GPUS = ("cuda", "rocm", "xpu", "mps")
@@ -63,6 +63,7 @@ class EngineOptions:
             for no drafts.
         hf_overrides: values for fields of the model's configuration, an object or its JSON.
         pooler_config: how the model pools, under vLLM's names: `config.model_settings.PoolerSettings`, or its JSON.
+        watermark_key: the number by which watermarked texts are recognised, of requests that bring none of their own.
     """
 
     model: str = "penstock-concierge"
@@ -103,6 +104,7 @@ class EngineOptions:
     speculative_config: str | None = None
     hf_overrides: str | None = None
     pooler_config: str | None = None
+    watermark_key: int = WATERMARK_KEY
 
     def __post_init__(self) -> None:
         for name in ("dtype", "kv_cache_dtype"):

@@ -52,7 +52,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "dry_penalty_last_n": Range(-1, limits.MAX_TOKENS, whole=True),
         "watermark_gamma": Range(0, 1, above=True),
         "watermark_delta": Range(0, limits.MAX_BIAS),
-        "watermark_key": Range(0, 2**53, whole=True),
+        "watermark_key": Range(0, limits.MAX_WATERMARK_KEY, whole=True),
         "top_n_sigma": Range(-1, 1000),
         "dynatemp_range": Range(0, limits.MAX_TEMPERATURE),
         "dynatemp_exponent": Range(0, 100),
@@ -122,7 +122,7 @@ class SamplerParams(LogprobParams):
         dry_breaker_sequences: tokens that are one together, where no single one is; empty ones are left out.
         watermark: prefer tokens of a list that depends on the token before (Kirchenbauer et al. 2023, 2301.10226).
         watermark_gamma, watermark_delta, watermark_key: share of such tokens, what is added to their logits, and the
-            number by which they are recognised.
+            number by which they are recognised; `limits.WATERMARK_KEY` stands for the engine's own.
         top_n_sigma: keep tokens whose logit is within so many standard deviations of the largest (Tang et al. 2024,
             2411.07641); 0 or -1 keeps all.
         dynatemp_range, dynatemp_exponent: the temperature is from `temperature` less the range to `temperature` and
@@ -171,7 +171,7 @@ class SamplerParams(LogprobParams):
     watermark: bool = False
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
-    watermark_key: int = 15_485_863
+    watermark_key: int = limits.WATERMARK_KEY
     top_n_sigma: float = 0.0
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0

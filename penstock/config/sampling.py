@@ -21,7 +21,7 @@ from penstock.config.samplers import (
 )
 
 _SEVERAL = ("stop", "bad_words", "stop_token_ids", "bad_words_ids", "logit_bias", "banned_strings", "stop_regex",
-            "logprob_token_ids")  # fmt: skip
+            "logprob_token_ids", "negative_prompt_ids")  # fmt: skip
 
 
 def stream_key(*parts: object) -> int:
@@ -56,6 +56,11 @@ class SamplingParams(SamplerParams):
         skip_special_tokens: leave special tokens out of the text.
         banned_strings: texts that never appear in the answer, whatever their case: it is taken back to before one that
             has appeared, and goes on with another token there.
+        guidance_scale: 1 leaves the distribution as it is; else a second sequence reads the negative prompt, and what
+            is drawn is the negative prompt's logits and so many times what the prompt's have more (classifier-free
+            guidance, Sanchez et al. 2023, 2306.17806).
+        negative_prompt: its text, as it is; None for the shortest there is.
+        negative_prompt_ids: the same in tokens; the frontend fills them in.
         stop_regex: patterns at which the output ends as at `stop`; their syntax is that of `text.stop_patterns`.
         num_speculative_tokens: most tokens that are proposed for a step to verify, 0 for none; None for as many as the
             engine proposes. It changes no answer.
@@ -80,6 +85,9 @@ class SamplingParams(SamplerParams):
     banned_strings: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     num_speculative_tokens: int | None = None
+    guidance_scale: float = 1.0
+    negative_prompt: str | None = None
+    negative_prompt_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._take_lists()
@@ -91,6 +99,9 @@ class SamplingParams(SamplerParams):
         check_texts("bad_words", self.bad_words, limits.MAX_BAD_WORDS)
         check_texts("stop_regex", self.stop_regex, limits.MAX_STOP_REGEXES, limits.MAX_STOP_REGEX_CHARS)
         check_banned(self.banned_strings)
+        check_number("guidance_scale", self.guidance_scale, *limits.GUIDANCE_SCALES)
+        if self.negative_prompt is not None and not isinstance(self.negative_prompt, str):
+            raise ParameterError("negative_prompt", self.negative_prompt, "a text")
 
     def _take_lists(self) -> None:
         """Turns what people write for a field of several values into the tuple it is."""
@@ -136,6 +147,7 @@ class SamplingParams(SamplerParams):
                 raise ParameterError("allowed_token_ids", [], "at least one token id, or leave the field out")
             check_token_ids("allowed_token_ids", self.allowed_token_ids, limits.MAX_ALLOWED_TOKEN_IDS)
         check_token_ids("logprob_token_ids", self.logprob_token_ids, limits.MAX_LOGPROB_TOKEN_IDS)
+        check_token_ids("negative_prompt_ids", self.negative_prompt_ids, limits.MAX_TOKENS)
         check_token_ids("stop_token_ids", self.stop_token_ids, limits.MAX_STOP_TOKEN_IDS)
         if sum(map(len, self.bad_words_ids)) > limits.MAX_BAD_WORD_TOKENS:
             raise ParameterError("bad_words", "too long", f"at most {limits.MAX_BAD_WORD_TOKENS} tokens in all")

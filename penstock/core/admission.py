@@ -59,14 +59,38 @@ class AdmissionControl:
         if request.encoder is not None and self._cache.cross_group < 0:
             raise RequestError("the model has no encoder whose output a prompt could attend to.", param="messages")
         encoder = 0 if request.encoder is None else request.encoder.length
-        if not self._cache.can_hold(prompt + most - 1, self._chunk) or not self._cache.cross.can_hold(encoder):
+        lengths = [prompt + most - 1]
+        if request.guided:
+            lengths.append(self._negative(request) + most - 1)
+        if not self._cache.can_hold(lengths, self._chunk) or not self._cache.cross.can_hold(encoder):
+            told = f", beside the negative prompt's {lengths[1] - most + 1}" if request.guided else ""
             raise RequestError(
-                f"the prompt has {prompt} tokens and {most} more are asked for, but the KV cache holds "
+                f"the prompt has {prompt} tokens{told} and {most} more are asked for, but the KV cache holds "
                 f"{self._cache.capacity} tokens in all. Lower max_tokens, or start with a larger --kv-cache-memory.",
                 param="max_tokens",
                 code="kv_cache_too_small",
             )
         self._check_media(request)
+
+    def _negative(self, request: EngineRequest) -> int:
+        """Tokens of a guided request's negative prompt; raises RequestError where it cannot be computed beside."""
+        negative, most = len(request.sampling.negative_prompt_ids), request.sampling.max_tokens or 1
+        options, field = self._options, "negative_prompt"
+        if not negative:
+            raise RequestError("negative_prompt_ids is empty; the frontend fills it in.", param=field)
+        if negative + most > options.max_model_len:
+            raise ContextLengthError(
+                f"the negative prompt has {negative} tokens and {most} are asked for: {negative + most} in all, but "
+                f"the context holds {options.max_model_len}. Shorten it or lower max_tokens.",
+                param=field,
+            )
+        if options.whole_prompts or min(options.max_num_seqs, options.max_num_batched_tokens) < 2 or request.media:
+            raise RequestError(
+                "guidance_scale needs a second sequence in every step, beside a prompt that is computed in parts. Here "
+                "prompts are computed whole, --max-num-seqs is 1, or the prompt has media; send 1.",
+                param="guidance_scale",
+            )
+        return negative
 
     def _check_media(self, request: EngineRequest) -> None:
         end = 0
@@ -157,12 +181,14 @@ class AdmissionControl:
         self._cache.start(sequence, match)
         self._count_admission(sequence, match)
         self._encode(sequence, builder)
-        if not sequence.loading:
-            builder.schedule(sequence, self._first_length(sequence, match, builder), added)
+        length = self._first_length(sequence, match, builder)
+        if length > 0 and not sequence.loading:
+            builder.schedule(sequence, length, added)
         return True
 
     def _first_length(self, sequence: Sequence, match: Match, builder: PlanBuilder) -> int:
-        length = min(sequence.known - match.tokens, builder.budget, self._chunk)
+        paired = sequence.partner is not None  # whose last token is computed when both are there
+        length = min(sequence.known - match.tokens - paired, builder.budget, self._chunk)
         return self._cache.cut(sequence, match.tokens, length)
 
     def _take_blocks(
@@ -174,7 +200,7 @@ class AdmissionControl:
             length = self._first_length(sequence, match, builder)
             if match.below:
                 added = self._cache.extend_for_loads(sequence, match)
-            elif length > 0:
+            elif length > 0 or sequence.partner is not None:
                 added = self._cache.extend(sequence, match.tokens + length)
         if added is None:
             self._cache.release(sequence, keep=False)

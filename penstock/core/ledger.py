@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.counters import Counters
+from penstock.core.guidance import followers_of
 from penstock.core.kv.cache import KVCache
 from penstock.core.protocol import SlotResult
 from penstock.core.request import EngineOutput, EngineStats, FinishReason
@@ -29,11 +30,18 @@ class Ledger:
         """Whether no request lives and everything was told."""
         return not (self._requests or self._outputs)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether everything that became known was told."""
+        return not self._outputs
+
     def open(self, request_id: str, sequences: list[Sequence]) -> None:
         """Takes a request."""
-        self._requests[request_id] = sequences
+        self._requests[request_id] = sequences + followers_of(sequences)
         for sequence in sequences:
             self._queues.enqueue(sequence)
+            if sequence.partner is not None:
+                self._queues.enqueue(sequence.partner)
 
     def join(self, sequence: Sequence) -> None:
         """Takes one more sequence of a live request."""
@@ -86,6 +94,8 @@ class Ledger:
         error: str | None = None,
     ) -> None:
         """Notes the first `count` tokens of a result as an output, with all else that it tells."""
+        if sequence.follows:
+            return
         self.counters.generated_tokens += count
         self._outputs.append(
             EngineOutput(
@@ -121,6 +131,11 @@ class Ledger:
         self._queues.finish(sequence)
         sequence.awaits = None
         self.tell(sequence, result, count, reason, error)
+        other = sequence.partner
+        lives = other is not None and other.state is not SequenceState.FINISHED
+        if other is not None and lives and (not sequence.follows or reason is FinishReason.ERROR):
+            self.finish(other, reason, error=error)
+            return
         request_id = sequence.request.request_id
         if all(other.state is SequenceState.FINISHED for other in self._requests[request_id]):
             del self._requests[request_id]

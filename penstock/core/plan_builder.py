@@ -45,6 +45,13 @@ class PlanBuilder:
         sequence.advance(length + len(drafts))
         self.budget -= length + len(drafts)
 
+    def withdraw(self, sequence: Sequence) -> bool:
+        """Takes back one token's schedule; whether the runner would have been told of new blocks with it."""
+        tokens = self.scheduled.pop(sequence)
+        sequence.rewind(tokens.start)
+        self.budget += len(tokens.tokens)
+        return any(tokens.new_blocks)
+
 
 class InFlight(NamedTuple):
     """What one sequence computes in a step that is not answered yet.
@@ -54,6 +61,7 @@ class InFlight(NamedTuple):
         start, end: the known tokens that have entries once the step has run.
         sample: whether a token is drawn behind them.
         drafts: tokens computed behind `end`, which count as far as they are accepted.
+        shared: the slot whose draw it takes, None for its own.
     """
 
     sequence: Sequence
@@ -62,3 +70,4 @@ class InFlight(NamedTuple):
     end: int
     sample: bool
     drafts: tuple[int, ...] = ()
+    shared: int | None = None

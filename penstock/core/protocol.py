@@ -103,6 +103,7 @@ class NewSequence:
         valid_from: per cache group, the first position before `computed` whose entries are there; more than what is
             needed is missing in optional groups alone.
         sampler_state: what the sampler had learned with the generated tokens, as `SlotResult` told last.
+        follows: whether it takes the tokens of another sequence of the same number (`StepPlan.guidance`).
     """
 
     slot: int
@@ -122,6 +123,7 @@ class NewSequence:
     speculate: int = 0
     valid_from: tuple[int, ...] = ()
     sampler_state: tuple[float, ...] = ()
+    follows: bool = False
 
 
 class ScheduledTokens(NamedTuple):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from penstock.config.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.pooling import PoolingParams
 from penstock.core.protocol import TokenLogprobs
@@ -168,11 +168,18 @@ class EngineRequest:
     def __post_init__(self) -> None:
         if self.adapter and not self.adapter_digest:
             raise ValueError(f"adapter slot {self.adapter} has no digest, by which prefixes are told apart")
+        if self.speculate and self.guided:
+            raise ValueError("a guided request has no drafts: the two sequences of a draw have read different tokens")
 
     @property
     def waits_for_tokens(self) -> bool:
         """Whether a step's tokens must be known before the next is planned: they may be forced, or drafts follow."""
-        return self.speculate > 0 or self.constrained
+        return self.speculate > 0 or self.constrained or self.guided
+
+    @property
+    def guided(self) -> bool:
+        """Whether a second sequence, which reads the negative prompt, shares its draws."""
+        return self.pooling is None and self.sampling.guidance_scale != 1
 
     @property
     def constrained(self) -> bool:
@@ -230,6 +237,7 @@ class EngineStats:
         drafted_tokens, accepted_tokens: drafts that were verified, and those of them that were right.
         failed_loads: blocks that could not be loaded from a lower tier.
         restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
+        paused: 1 while the engine is told to hold still.
         plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
     """
 
@@ -259,6 +267,7 @@ class EngineStats:
     failed_loads: int = 0
     restarts: int = 0
     resumed: int = 0
+    paused: int = 0
     plan_seconds: float = 0.0
     commit_seconds: float = 0.0
     build_seconds: float = 0.0

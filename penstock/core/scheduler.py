@@ -15,12 +15,14 @@ from types import MappingProxyType
 from penstock.config.errors import RequestError
 from penstock.config.options import SchedulerOptions
 from penstock.core.admission import AdmissionControl, most_chunk
+from penstock.core.guidance import followed, lonely
 from penstock.core.kv.cache import KVCache
 from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight, PlanBuilder
 from penstock.core.policies.order import Gate, Policy, default_gates, policy_named
+from penstock.core.policies.pause import PauseGate
 from penstock.core.protocol import EncoderWork, NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.core.request_queues import RequestQueues
@@ -48,12 +50,13 @@ class Scheduler:
         self._policy = policy or policy_named(options.policy)
         self._queues = RequestQueues(options.max_num_seqs, self._policy)
         self.ledger = Ledger(self._queues, self.cache, caching=options.enable_prefix_caching)
-        gates = default_gates() if gates is None else gates
+        self.pause = PauseGate()
+        gates = (self.pause, *(default_gates() if gates is None else gates))
         self._admission = AdmissionControl(options, self._queues, self.cache, self.ledger, gates)
         self._settlement = Settlement(self.cache, self.ledger)
         self._outstanding: OrderedDict[int, list[InFlight]] = OrderedDict()
         self._next_step = 0
-        self._arrivals = 0
+        self.arrivals = 0
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -69,7 +72,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(not self.ledger.is_empty or self._outstanding)
+        works = bool(not self.ledger.is_empty or self._outstanding)
+        under_way = self.running or self._outstanding or not self.ledger.is_told
+        return works and not self.pause.rests(self.waiting, bool(under_way))
 
     @property
     def outstanding(self) -> int:
@@ -89,10 +94,10 @@ class Scheduler:
         now = monotonic()
         unscored = request.sampling.first_scored(0)
         sequences = [
-            Sequence(request, index, self._arrivals, namespace, list(request.prompt_ids), arrived=now, scored=unscored)
+            Sequence(request, index, self.arrivals, namespace, list(request.prompt_ids), arrived=now, scored=unscored)
             for index in range(request.sampling.n)
         ]
-        self._arrivals += 1
+        self.arrivals += 1
         self.ledger.open(request.request_id, sequences)
 
     def cancel(self, request_id: str) -> None:
@@ -117,8 +122,11 @@ class Scheduler:
 
         Raises:
             KeyError: there is no such live sequence.
+            ValueError: it is guided.
         """
         parent = self._live_sequence(request_id, index)
+        if parent.partner is not None:
+            raise ValueError(f"request {request_id!r} is guided; sequences that share their draws do not fork")
         child = Sequence(
             parent.request,
             len(self.ledger.sequences(request_id)),
@@ -144,12 +152,18 @@ class Scheduler:
             ValueError: that many tokens are fewer than the prompt's or more than there are.
         """
         sequence = self._live_sequence(request_id, index)
+        both = (sequence,) if sequence.partner is None else (sequence, sequence.partner)
         if not sequence.num_prompt <= tokens <= len(sequence.tokens):
             raise ValueError(
                 f"{tokens} of {len(sequence.tokens)} tokens are to stay, but the prompt has {sequence.num_prompt}"
             )
-        if sequence.last_step > self.cache.committed_step:
+        if any(one.last_step > self.cache.committed_step for one in both):
             return False
+        for one in both:
+            self._take_back(one, one.num_prompt + tokens - sequence.num_prompt)
+        return True
+
+    def _take_back(self, sequence: Sequence, tokens: int) -> None:
         # the last token is computed anew where all that stay were: its logits are wanted
         if sequence.state is SequenceState.RUNNING and (
             sequence.loading or not self.cache.rewind(sequence, min(tokens - 1, sequence.committed))
@@ -159,7 +173,6 @@ class Scheduler:
         sequence.rewind(tokens - 1)
         if sequence.introduced:
             self._queues.reintroduce(sequence)
-        return True
 
     def _live_sequence(self, request_id: str, index: int) -> Sequence:
         sequences = self.ledger.sequences(request_id)
@@ -191,10 +204,16 @@ class Scheduler:
         for sequence, length in remaining:
             if length > 1:
                 self._continue(sequence, length, builder)
+        paired = any(sequence.partner is not None for sequence, _ in remaining)
+        for sequence in lonely(builder) if paired else ():
+            if builder.withdraw(sequence) and sequence.introduced:
+                self._queues.reintroduce(sequence)
         if not builder.preempted:
             self._admission.admit(builder)
         if builder.scheduled or (self.cache.transfers.loading and (self.cache.ops or not self._outstanding)):
             return self._seal(builder)  # without tokens it brings loads on their way, and tells of those that ended
+        if paired and not (self._outstanding or builder.preempted) and len(self.running) == len(remaining):
+            self._preempt(self.running[-1], builder)  # what it holds is what an older one's partner lacks
         return None
 
     def _continue(self, sequence: Sequence, length: int, builder: PlanBuilder) -> None:
@@ -211,10 +230,10 @@ class Scheduler:
         while (added := self.cache.extend(sequence, target)) is None:
             if builder.preempted and self.cache.will_fit(sequence, target):
                 return  # what the victims held is free once the step in flight has committed
-            if later := self._queues.later(sequence):
+            if later := [other for other in self._queues.later(sequence) if other is not sequence.partner]:
                 self._preempt(self._policy.victim(later, self.cache), builder)
             else:
-                if self.running[0] is sequence and not self._outstanding:
+                if self.running[0] in (sequence, sequence.partner) and not self._outstanding:
                     self._preempt(sequence, builder)  # it holds duplicates of cached blocks; it starts again on those
                 return
         builder.schedule(sequence, length, added)
@@ -254,6 +273,7 @@ class Scheduler:
         new_sequences: list[NewSequence] = []
         spans: list[ScheduledTokens] = []
         in_flight: list[InFlight] = []
+        guidance: list[tuple[int, int, float]] = []
         for sequence, tokens in builder.scheduled.items():
             if not sequence.introduced:
                 sequence.introduced = True
@@ -267,7 +287,12 @@ class Scheduler:
             sequence.last_step = builder.step
             sequence.in_flight += tokens.sample
             end = tokens.start + len(tokens.tokens) - tokens.draft_tokens
-            in_flight.append(InFlight(sequence, tokens.slot, tokens.start, end, tokens.sample, sequence.drafts))
+            shared = sequence.partner.slot if sequence.partner is not None and tokens.sample else None
+            if shared is not None and not sequence.follows:
+                guidance.append((tokens.slot, shared, sequence.request.sampling.guidance_scale - 1))
+                shared = None
+            entry = InFlight(sequence, tokens.slot, tokens.start, end, tokens.sample, sequence.drafts, shared)
+            in_flight.insert(len(in_flight) if shared is None else 0, entry)  # whose draw ends both is settled last
             sequence.drafts = ()
         self._outstanding[builder.step] = in_flight
         self._next_step += 1
@@ -278,6 +303,7 @@ class Scheduler:
             cache_ops=self.cache.take_ops(builder.step),
             encoder_work=tuple(builder.encoder_work),
             scheduled=tuple(spans),
+            guidance=tuple(guidance),
         )
 
     # -- committing ---------------------------------------------------------------------------------------------------
@@ -302,11 +328,13 @@ class Scheduler:
         results = {answer.slot: answer for answer in result.results}
         for entry in in_flight:
             if entry.sequence.state is not SequenceState.FINISHED:
-                answer = results.get(entry.slot) or SlotResult(entry.slot)
-                self._settlement.settle(entry, answer, forced.get(entry.slot, ()))
+                drawn = entry.slot if entry.shared is None else entry.shared
+                answer = results.get(drawn) or SlotResult(drawn)
+                if entry.shared is not None:
+                    answer = followed(entry.slot, answer)
+                self._settlement.settle(entry, answer, forced.get(drawn, ()))
                 if answer.back is not None:
-                    request = entry.sequence.request
-                    self.rewind(request.request_id, entry.sequence.index, len(request.prompt_ids) + answer.back)
+                    self._take_back(entry.sequence, entry.sequence.num_prompt + answer.back)
         if result.proposals:
             self._settlement.take_proposals(result.proposals, in_flight)
 
@@ -361,4 +389,5 @@ def _new_sequence(sequence: Sequence, tokens: ScheduledTokens) -> NewSequence:
         speculate=request.speculate,
         valid_from=tuple(table.valid_from for table in allocation.tables),
         sampler_state=sequence.sampler_state,
+        follows=sequence.follows,
     )

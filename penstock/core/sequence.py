@@ -90,6 +90,7 @@ class Sequence:
         num_prompt: tokens of its prompt.
         longest: tokens it may have in the end.
         sampler_state: what its sampler has learned with the tokens known.
+        partner, follows: the sequence that it shares draws with, and whether that one draws (`core.guidance`).
     """
 
     request: EngineRequest
@@ -118,6 +119,8 @@ class Sequence:
     scored: int = 0
     awaits: tuple[Sequence, int] | None = None
     sampler_state: tuple[float, ...] = ()
+    partner: Sequence | None = None
+    follows: bool = False
     keys: list[int] = field(init=False)
     num_prompt: int = field(init=False)
     longest: int = field(init=False)
@@ -148,6 +151,13 @@ class Sequence:
         if self.keys is not self.tokens:
             self.keys.append(token)
 
+    def go_on(self, tokens: tuple[int, ...]) -> None:
+        """It had these generated before it came here, as had its partner."""
+        for token in tokens:
+            self.accept(token)
+            if self.partner is not None:
+                self.partner.accept(token)
+
     def rewind(self, computed: int) -> None:
         """Entries behind the first `computed` do not count: drafts that were refused, or tokens taken back."""
         self.computed = min(self.computed, computed)
@@ -173,7 +183,9 @@ class Sequence:
         pooling, scored = self.request.pooling, self.request.sampling.prompt_logprobs is not None and self.index == 0
         if pooling is not None and pooling.kind is not PoolingKind.LAST:
             return 0
-        return self.scored if scored and self.scored < self.num_prompt - 1 else len(self.tokens) - 1
+        if scored and self.scored < self.num_prompt - 1:
+            return self.scored
+        return max(0, len(self.tokens) - (1 if self.partner is None else 2))  # its first step has a token to compute
 
     @property
     def public(self) -> bool:
@@ -191,4 +203,14 @@ class Sequence:
         known = len(self.tokens) + self.in_flight
         if known >= self.longest or self.loading or (self.in_flight and self.request.waits_for_tokens):
             return 0
-        return known - self.computed
+        return known - self.computed - self.held
+
+    @property
+    def held(self) -> int:
+        """Tokens at its end that are not computed yet because its partner is not as far: the last one, or none."""
+        return int(self.partner is not None and not (self._can_draw and self.partner._can_draw))
+
+    @property
+    def _can_draw(self) -> bool:
+        ready = self.state is SequenceState.RUNNING and not self.in_flight
+        return ready and self.computed == len(self.tokens) - 1

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from penstock.config.limits import MAX_TOP_LOGPROBS
 from penstock.config.resolve import Decision
+from penstock.core.policies.pause import Control
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.text.parsers.events import ToolCallDelta as ToolCallDelta
@@ -130,6 +131,9 @@ class EngineClient(Protocol):
 
         A token or two may come before. Nothing changes where the reasoning is over; unknown ids are ignored.
         """
+
+    def control(self, control: Control) -> None:
+        """Pauses the engine, has it go on, or forgets its cached prefixes. One that is started anew is not paused."""
 
     async def stats(self) -> EngineStats:
         """The newest snapshot; while no engine is there nothing runs in it, and counters never fall."""

@@ -11,7 +11,7 @@ from penstock.core.request import EngineStats
 GAUGES: Final = frozenset(
     {
         *("running", "waiting", "waiting_tokens", "waiting_seconds", "slots_used", "slots_allocated"),
-        *("blocks_used", "blocks_cached", "blocks_total"),
+        *("blocks_used", "blocks_cached", "blocks_total", "paused"),
     }
 )
 """Fields that say how things are now; the others grow."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.policies.pace import Pace
+from penstock.core.policies.pause import Control
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.engine.so_far import SoFar
 
@@ -78,6 +79,18 @@ class EngineDriver:
     def end_reasoning(self, request_id: str) -> None:
         """Ends a request's reasoning, if it has a budget of it; unknown ids are ignored."""
         self._engine.structured.end_reasoning(request_id)
+
+    def control(self, control: Control) -> None:
+        """Pauses the engine, has it go on, or forgets its cached prefixes."""
+        if control is Control.ABORT:
+            self.leave("")
+        scheduler = self._engine.scheduler
+        if control is Control.FLUSH:
+            scheduler.cache.clear()
+            return
+        for sequence in tuple(scheduler.running) if control is Control.RETRACT else ():
+            scheduler.preempt(sequence.request.request_id)
+        scheduler.pause.set(control, scheduler.arrivals)
 
     def leave(self, prefix: str) -> None:
         """Ends all requests whose ids begin so: whoever sent them has gone."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, TypeVar
 
 from penstock.config import limits
+from penstock.config.constraint import Grammar, GrammarKind, Thinking, ToolMode
 from penstock.config.errors import (
     ContextLengthError,
     EngineDeadError,
@@ -19,8 +19,6 @@ from penstock.config.errors import (
 )
 from penstock.config.logprobs import within
 from penstock.config.sampling import SamplingParams, stream_key
-from penstock.config.token_mask import token_mask
-from penstock.core.constraint import Grammar, GrammarKind, Thinking, ToolMode
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest, Truncation
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
@@ -30,7 +28,7 @@ from penstock.text.cut import cut_tokens
 from penstock.text.grammar.translate import translate
 from penstock.text.length import characters
 from penstock.text.parsers.reading import AnswerReader, Reading, answer_readers
-from penstock.text.spellings import Spellings
+from penstock.text.sampled_texts import SampledTexts
 from penstock.text.stop_patterns import stop_patterns
 
 _RENDER_ARGUMENTS = frozenset(("self", "messages", "tools", "add_generation_prompt", "continue_final_message"))
@@ -61,7 +59,7 @@ class Frontend:
         self.text = text
         self.served_name = served_name
         self._seed = seed
-        self._spellings = Spellings(text.tokenizer)
+        self._texts = SampledTexts(text.tokenizer, text.eos_ids)
 
     @property
     def info(self) -> EngineInfo:
@@ -80,10 +78,8 @@ class Frontend:
         self.text.pooling.check_generates()
         prompt_ids = await self.tokenize(request)
         asked = request.sampling
-        size = len(prompt_ids) + len(asked.allowed_token_ids or ())
-        words = sum(map(len, asked.bad_words))
-        little = not words or (words <= _INLINE_CHARS and self.text.tokenizer.prepared)
-        little = little and not asked.dry_multiplier and not asked.xtc_probability
+        size = len(prompt_ids) + len(asked.allowed_token_ids or ()) + len(asked.negative_prompt_ids)
+        little = self._texts.is_little(asked, _INLINE_CHARS)
         sampling = await _beside(self._resolve, request, prompt_ids, inline=size <= _INLINE_IDS and little)
         reading = self.reading(request, prompt_ids)
         grammar = await self._held(request, reading)
@@ -321,11 +317,18 @@ class Frontend:
                 "together. Shorten the prompt.",
                 param=field,
             )
-        wanted = context - prompt if sampling.max_tokens is None else sampling.max_tokens
-        if prompt + wanted > context:
+        self._check_ids("negative_prompt_ids", sampling.negative_prompt_ids)
+        sampling = self._texts.negative(sampling, prompt_ids, self.check_length)
+        negative = len(sampling.negative_prompt_ids)
+        if negative >= context:
+            told = f"The negative prompt has {negative} tokens; this model's context is {context}. Shorten it."
+            raise ContextLengthError(told, param="negative_prompt")
+        longer, name = max((prompt, "prompt"), (negative, "negative prompt"))
+        wanted = context - longer if sampling.max_tokens is None else sampling.max_tokens
+        if longer + wanted > context:
             raise ContextLengthError(
-                f"The prompt has {prompt} tokens and max_tokens is {wanted}, {prompt + wanted} together; this model's "
-                f"context is {context} tokens. Lower max_tokens to {context - prompt} or shorten the prompt.",
+                f"The {name} has {longer} tokens and max_tokens is {wanted}, {longer + wanted} together; this model's "
+                f"context is {context} tokens. Lower max_tokens to {context - longer} or shorten the {name}.",
                 param="max_tokens",
             )
         self._check_ids("logit_bias", [token for token, _ in sampling.logit_bias])
@@ -340,47 +343,8 @@ class Frontend:
         if request.tools and not request.parse:  # models mark their calls with special tokens
             sampling = replace(sampling, skip_special_tokens=False)
         most, size = self.info.max_logprobs, self.text.vocab_size
-        sampling = self._with_texts_in_tokens(within(sampling, most, size, sampling.n, prompt, wanted))
-        if not sampling.bad_words:
-            return replace(sampling, max_tokens=wanted)
-        words = dict.fromkeys((*sampling.bad_words_ids, *self._word_ids(sampling.bad_words)))
-        return replace(sampling, max_tokens=wanted, bad_words_ids=tuple(words))
-
-    def _with_texts_in_tokens(self, sampling: SamplingParams) -> SamplingParams:
-        """Fills in the tokens of what samplers are told in texts: DRY's sequence breakers, line breaks and ends."""
-        running = {step.name for step in sampling.chain() or ()}
-        if "xtc" in running and not sampling.xtc_protected_ids:
-            line = self.text.tokenizer.encode("\n", add_special_tokens=False)[-1:]
-            sampling = replace(sampling, xtc_protected_ids=tuple(dict.fromkeys((*self.text.eos_ids, *line))))
-        if "dry" not in running:
-            return sampling
-        try:
-            found = [self._spellings.find(text) for text in sampling.dry_sequence_breakers]
-        except UnicodeEncodeError as error:
-            allowed = "texts without lone surrogates"
-            raise ParameterError("dry_sequence_breakers", "half a surrogate pair", allowed) from error
-        sequences = dict.fromkeys((*sampling.dry_breaker_sequences, *(ids for one in found for ids in one.sequences)))
-        sizes = accumulate(map(len, sequences))
-        held = sum(size <= limits.MAX_BREAKER_TOKENS for size in sizes)
-        return replace(
-            sampling,
-            dry_breaker_ids=(),
-            dry_breaker_mask=token_mask(
-                sampling.dry_breaker_ids, sampling.dry_breaker_mask, *(one.mask for one in found)
-            ),
-            dry_breaker_sequences=tuple(sequences)[: min(held, limits.MAX_BREAKER_SEQUENCES)],
-        )
-
-    def _word_ids(self, words: Sequence[str]) -> Iterable[tuple[int, ...]]:
-        """The tokens of words at the start of a text and after a space, no more of them than are allowed in all."""
-        count, most = 0, limits.MAX_BAD_WORD_TOKENS
-        for text in dict.fromkeys(text for word in words for text in (word, " " + word.lstrip())):
-            ids = tuple(self.text.tokenizer.encode(text, add_special_tokens=False))
-            count += len(ids)
-            if count > most:
-                raise ParameterError("bad_words", f"{len(words)} words", f"at most {most} tokens in all")
-            if ids:
-                yield ids
+        sampling = self._texts.in_tokens(within(sampling, most, size, sampling.n, prompt, wanted))
+        return replace(sampling, max_tokens=wanted)
 
 
 def _tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]] | None:

@@ -96,7 +96,7 @@ class Engine:
             return
         known = () if so_far is None else tuple(tokens or () for tokens in so_far.tokens)
         forced = () if request.thinking is None else request.thinking.end_ids
-        for ids in (request.prompt_ids, forced, *known):
+        for ids in (request.prompt_ids, request.sampling.negative_prompt_ids, forced, *known):
             if ids and not (min(ids) >= 0 and max(ids) < size):
                 wrong = next(token for token in ids if not 0 <= token < size)
                 raise ParameterError("prompt", wrong, f"token ids from 0 to {size - 1}")
@@ -182,7 +182,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""
         seconds: dict[str, Any] = {f"{part}_seconds": self._seconds[part] for part in _PARTS}
-        return replace(self.scheduler.stats(), steps=self._steps, **seconds)
+        return replace(self.scheduler.stats(), steps=self._steps, paused=int(self.scheduler.pause.paused), **seconds)
 
     def close(self) -> None:
         """Frees what the runner holds."""

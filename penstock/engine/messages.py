@@ -23,6 +23,7 @@ from penstock.config.errors import (
 )
 from penstock.config.options import EngineOptions
 from penstock.core.policies.pace import Pace
+from penstock.core.policies.pause import Control
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.engine.api import EngineInfo
 from penstock.engine.so_far import SoFar
@@ -74,6 +75,12 @@ class EndReasoning(msgspec.Struct, frozen=True, tag=True):
     """End the reasoning of a request that has a budget of it, so that its answer begins; unknown ids are ignored."""
 
     request_id: str
+
+
+class Tell(msgspec.Struct, frozen=True, tag=True):
+    """Pause, go on, or forget cached prefixes."""
+
+    control: Control
 
 
 class StatsQuery(msgspec.Struct, frozen=True, tag=True):
@@ -153,7 +160,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Command = Submit | Cancel | EndReasoning | StatsQuery | Attach | Detach
+Command = Submit | Cancel | EndReasoning | Tell | StatsQuery | Attach | Detach
 Event = Progress | Ready | Outputs | Refused | Stats | Paced | Unattached | Heartbeat | Fatal
 
 T = TypeVar("T")

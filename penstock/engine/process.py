@@ -152,6 +152,8 @@ def obey(driver: EngineDriver, info: EngineInfo, clients: Clients, frame: bytes)
             driver.cancel(request_id)
         case messages.EndReasoning(request_id=request_id):
             driver.end_reasoning(request_id)
+        case messages.Tell(control=control):
+            driver.control(control)
         case messages.StatsQuery(client=client):
             clients.send(client, messages.Stats(driver.stats()))
         case messages.Attach(client=client, events=endpoint):

@@ -26,12 +26,12 @@ class SoFar:
 
 def go_on(scheduler: Scheduler, request_id: str, so_far: SoFar) -> None:
     """Lets the sequences of a request that was queued just now go on from there; those that have ended end again."""
-    for sequence, tokens in zip(scheduler.ledger.sequences(request_id), so_far.tokens, strict=True):
+    told = [sequence for sequence in scheduler.ledger.sequences(request_id) if not sequence.follows]
+    for sequence, tokens in zip(told, so_far.tokens, strict=True):
         if tokens is None:
             scheduler.ledger.finish(sequence, FinishReason.CANCELLED)
             continue
-        for token in tokens:
-            sequence.accept(token)
+        sequence.go_on(tokens)
         scored = 0 if sequence.index else so_far.scored
         sequence.scored += scored
         sequence.reported = bool(tokens or scored)

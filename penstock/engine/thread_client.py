@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.policies.pace import Pace
+from penstock.core.policies.pause import Control
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.counting import ended
@@ -101,6 +102,9 @@ class ThreadClient:
 
     def end_reasoning(self, request_id: str) -> None:
         self._inbox.put(lambda driver: driver.end_reasoning(request_id))
+
+    def control(self, control: Control) -> None:
+        self._inbox.put(lambda driver: driver.control(control))
 
     async def stats(self) -> EngineStats:
         if self._state is EngineState.READY and self._loop is not None:

@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from penstock.config.errors import EngineDeadError
+from penstock.core.policies.pause import Control
 from penstock.core.request import EngineRequest, EngineStats
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
@@ -156,6 +157,9 @@ class AttachedClient:
 
     def end_reasoning(self, request_id: str) -> None:
         self._line.end_reasoning(request_id)
+
+    def control(self, control: Control) -> None:
+        self._line.control(control)
 
     def own(self) -> EngineStats:
         """What this process knows of its requests, which no engine counts."""

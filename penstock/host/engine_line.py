@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from penstock.config.errors import EngineDeadError, RequestError
+from penstock.core.policies.pause import Control
 from penstock.core.request import EngineRequest, EngineStats, FinishReason
 from penstock.engine import messages, request_names
 from penstock.engine.counting import ended, together
@@ -129,6 +130,12 @@ class EngineLine:
         if self._send is not None and not self.resumption.holds(stream):
             with contextlib.suppress(EngineDeadError):
                 self._send(messages.encode(messages.EndReasoning(name)))
+
+    def control(self, control: Control) -> None:
+        """As `EngineClient.control`."""
+        if self._send is not None:
+            with contextlib.suppress(EngineDeadError):
+                self._send(messages.encode(messages.Tell(control)))
 
     def own(self) -> EngineStats:
         """What this process knows of its requests, which no engine counts."""

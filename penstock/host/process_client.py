@@ -15,6 +15,7 @@ import zmq
 
 from penstock.config.errors import EngineDeadError, PenstockError
 from penstock.config.options import EngineOptions
+from penstock.core.policies.pause import Control
 from penstock.core.request import EngineRequest, EngineStats
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
@@ -137,6 +138,9 @@ class ProcessClient:
 
     def end_reasoning(self, request_id: str) -> None:
         self._line.end_reasoning(request_id)
+
+    def control(self, control: Control) -> None:
+        self._line.control(control)
 
     def detach(self, client: str) -> None:
         """Another client of the engine has gone: its requests end."""

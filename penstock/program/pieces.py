@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.config.constraint import Grammar
 from penstock.config.errors import ConfigError, ParameterError
-from penstock.core.constraint import Grammar
 
 
 @dataclass(frozen=True, slots=True)

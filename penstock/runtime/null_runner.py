@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -69,6 +69,11 @@ def hash_of(text: str) -> int:
     return value
 
 
+def shared_prefix(prefix: int, other: int, weight: float) -> int:
+    """What two sequences with such hashes draw from that share their draws."""
+    return mix(prefix ^ mix(other ^ hash_of(f"{weight:.6f}")))
+
+
 class Drafter(Protocol):
     """Proposes what may follow. The null form is None: nothing is proposed."""
 
@@ -124,6 +129,7 @@ class NullRunner:
         self._states: dict[int, int] | None = {} if recurrent else None
         self._rows: dict[int, _Row] = {}
         self._last: dict[int, int] = {}
+        self._ends: dict[int, int] = {}  # by row, the hash of all its known tokens
         self._after: dict[int, int] = {}  # by row, the hash of all its tokens, the last one drawn included
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._aborted = False  # a step failed once, so that releases of slots may be lost
@@ -155,9 +161,30 @@ class NullRunner:
         words = iter(masks.of(slots) if slots else ())
         masked = {span.slot: list(islice(words, len(span.drafts) + 1)) for span in sampled}
         results = tuple(self._run(span, masked.get(span.slot, ())) for span in plan.scheduled)
+        if plan.guidance:
+            results = self._guided(plan, results, masked)
         proposals = () if self._drafter is None else tuple(self._propose(plan, results))
         finished, failed = self._finish_transfers()
         return StepResult(step, results, proposals, tuple(finished), tuple(failed))
+
+    def _guided(
+        self, plan: StepPlan, results: tuple[SlotResult, ...], masked: Mapping[int, Sequence[Sequence[int]]]
+    ) -> tuple[SlotResult, ...]:
+        """Results in which pairs share what is drawn from both sequences' tokens."""
+        spans = {span.slot: span for span in plan.scheduled if span.sample}
+        found = {result.slot: result for result in results}
+        for slot, other, weight in plan.guidance:
+            if slot not in spans or other not in spans or not self._rows[other].new.follows:
+                raise ValueError(f"slots {slot} and {other} cannot share a draw in step {plan.step}")
+            new, span = self._rows[slot].new, spans[slot]
+            mixed = shared_prefix(self._ends[slot], self._ends[other], weight)
+            generated = span.start + len(span.tokens) - len(new.prompt_ids)
+            mask = next(iter(masked.get(slot, ())), None)
+            token = next_token(mixed, new, generated, self._vocab_size, mask)
+            logprobs = (self._logprob(token),) if new.sampling.logprobs is not None else ()
+            found[slot] = found[slot]._replace(tokens=(token,), logprobs=logprobs)
+            found[other] = found[other]._replace(tokens=(token,), logprobs=())
+        return tuple(found[result.slot] for result in results)
 
     def _move(self, op: CacheOp) -> None:
         size = self._block_size
@@ -246,6 +273,7 @@ class NullRunner:
         if row.new.pooling is not None:
             count = len(row.new.prompt_ids) if row.new.pooling.kind is PoolingKind.ALL else 1
             return SlotResult(span.slot, pooled=array("f", [prefix % 1000 / 1000] * count).tobytes())
+        self._ends[span.slot] = prefixes[-1]
         accepted = self._draw(row, span, prefixes, masks)
         if self._check:
             del row.tokens[span.start + len(tokens) - span.draft_tokens + len(accepted) - 1 :]

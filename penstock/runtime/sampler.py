@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config import limits
 from penstock.config.samplers import LEARNING, LOOK_BACK
 from penstock.config.token_mask import token_mask
 from penstock.core.protocol import NewSequence, TokenLogprobs
@@ -187,10 +188,19 @@ class Sampler:
         max_rows: rows are numbered below this.
         kernel: how to sample.
         mode: what is told as log-probabilities, one of `config.logprobs.LOGPROBS_MODES`.
+        watermark_key: of rows that bring no key of their own.
     """
 
-    def __init__(self, vocab_size: int, max_rows: int, kernel: SamplingKernel, mode: str = "raw_logprobs") -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        max_rows: int,
+        kernel: SamplingKernel,
+        mode: str = "raw_logprobs",
+        watermark_key: int = limits.WATERMARK_KEY,
+    ) -> None:
         self.vocab_size = vocab_size
+        self._watermark_key = watermark_key
         self._mode = mode
         self._kernel: Any = kernel  # one on a device has more methods
         self._rows: list[_Row | None] = [None] * max_rows
@@ -202,6 +212,8 @@ class Sampler:
 
     def add_row(self, new: NewSequence) -> None:
         """Takes a sequence into the batch; one that was preempted brings the tokens it had generated."""
+        if new.sampling.watermark and new.sampling.watermark_key == limits.WATERMARK_KEY:
+            new = replace(new, sampling=replace(new.sampling, watermark_key=self._watermark_key))
         settings = row_settings(new, self.vocab_size)
         learns = bool(settings.chain) and settings.chain[-1].name in LEARNING
         apart = ScoredRow.of(new, settings, self._mode)

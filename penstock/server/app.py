@@ -35,6 +35,7 @@ from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.conversations.routes import conversations_router
 from penstock.server.dialects.conversations.schema import CONVERSATION_BODIES
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
+from penstock.server.dialects.engine_control import PauseBody, engine_control_router
 from penstock.server.dialects.kobold.routes import kobold_router
 from penstock.server.dialects.kobold.schema import KOBOLD_BODIES
 from penstock.server.dialects.kserve.routes import kserve_router
@@ -153,7 +154,7 @@ def create_app(
     )
     app.add_middleware(ResumableMiddleware, streams=streams)
     _add_outermost(app, options)
-    bodies = (*_bodies(), *((*MANAGEMENT_BODIES, *LIBRARY_BODIES) if models.host is not None else ()))
+    bodies = (*_bodies(), PauseBody, *((*MANAGEMENT_BODIES, *LIBRARY_BODIES) if models.host is not None else ()))
     _describe(app, context, bodies, options)
     return app
 
@@ -296,6 +297,7 @@ def _include(
         app.include_router(management_router(context, host, admins), tags=["Loading models"])
         app.include_router(library_router(context, host, open_shelf(), admins), tags=["Library"])
     app.include_router(_operator_router(context, app), tags=["Operation"])
+    app.include_router(engine_control_router(context, admins), tags=["Operation"])
     app.include_router(web_router(page=options.page), tags=["Pages"])
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from penstock.config.constraint import ToolChoice, ToolMode
 from penstock.config.errors import RequestError, format_value
-from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.server.custom_tools import arguments_for, as_function, check_names, custom_names, definition_fields
 from penstock.server.errors import bad_value
 from penstock.server.strict_json import parse_json

@@ -145,8 +145,6 @@ _WEBUI: Mapping[str, Difference] = MappingProxyType(
         "skew": Difference("That sampler is not here; send 0.", (0,)),
         "encoder_repetition_penalty": Difference("That sampler is not here; send 1.", (1,)),
         "penalty_alpha": Difference("Contrastive search is not here; send 0.", (0,)),
-        "guidance_scale": Difference("Guidance by a second prompt is not here; send 1.", (1,)),
-        "negative_prompt": Difference("Guidance by a second prompt is not here; leave it out.", ("",)),
         "max_tokens_second": Difference("Tokens come as fast as they are computed; send 0.", (0,)),
         "auto_max_new_tokens": Difference("Leave max_tokens out of a chat: it has what the context leaves.", (False,)),
         "preserve_thinking": Difference("Send it in chat_template_kwargs, of models that know it.", (False,)),

@@ -17,9 +17,7 @@ _NO_SESSIONS = "There are no sessions: send the whole text, whose beginning is f
 _NO_ADAPTERS = "There are no adapters here; merge it into the model's weights first."
 _NO_SLEEP = "A server of several models unloads those that are idle: --keep-alive, /models/unload. This one stays."
 _NO_PROFILE = "There is no profiler to switch; /metrics tells the time of each part of a step."
-_NO_PAUSE = "Answers are not held back: close its connection to end one; SIGTERM drains the server."
 _NO_MEDIA = "There are no media whose states are kept."
-_NO_FLUSH = "The prefix cache makes room by itself; a request with a cache_salt of its own finds nothing in it."
 _NO_FILES = "Files are not kept here: send their text in the request."
 _NO_TRAINING = "Models are not trained here; serve the files of one that was trained elsewhere."
 _LISTED_AT_OPENAI: Final = frozenset(
@@ -36,9 +34,7 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("/v1/audio/speech", "/v1/audio/transcriptions"), "Models served here take and give text."),
         # vLLM
         **dict.fromkeys(("/sleep", "/wake_up", "/release_kv_cache_memory"), _NO_SLEEP),
-        **dict.fromkeys(("/pause", "/resume"), _NO_PAUSE),
         "/abort_requests": "A request ends when its client leaves: close its connection, or POST /abort_request.",
-        "/reset_prefix_cache": _NO_FLUSH,
         **dict.fromkeys(("/reset_mm_cache", "/reset_encoder_cache"), _NO_MEDIA),
         "/collective_rpc": "No function of the engine is called from outside.",
         **dict.fromkeys(
@@ -67,8 +63,6 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
             ("/update_weights_from_ipc", "/init_weights_update_group", "/destroy_weights_update_group"), _NO_WEIGHTS
         ),
         "/get_weights_by_name": _NO_WEIGHTS,
-        **dict.fromkeys(("/pause_generation", "/continue_generation"), _NO_PAUSE),
-        "/flush_cache": _NO_FLUSH,
         "/configure_logging": "Logging is set when the server starts: --log-requests.",
     }
 )

@@ -75,6 +75,8 @@ class SamplerBody(RequestBody):
     mirostat_tau: Annotated[float, within("mirostat_tau")] | None = None
     mirostat_eta: Annotated[float, within("mirostat_eta")] | None = None
     banned_strings: BannedTexts | None = None
+    guidance_scale: Annotated[float, Field(ge=limits.GUIDANCE_SCALES[0], le=limits.GUIDANCE_SCALES[1])] | None = None
+    negative_prompt: str | None = None
 
     # Other servers' names.
     banned_tokens: BannedTokens | None = None
@@ -91,6 +93,8 @@ class SamplerBody(RequestBody):
     mirostat_mode: Annotated[int, within("mirostat")] | None = None
     dynatemp_min: Annotated[float, within("temperature")] | None = None
     dynatemp_max: Annotated[float, within("temperature")] | None = None
+    cfg_scale: Annotated[float, Field(ge=limits.GUIDANCE_SCALES[0], le=limits.GUIDANCE_SCALES[1])] | None = None
+    cfg_negative_prompt: str | None = None
 
 
 def _all_for_nothing(tokens: int) -> int:
@@ -132,6 +136,8 @@ _OURS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
         "typical": ("typical_p", float),
         "tfs_z": ("tfs", tail_free),
         "mirostat_mode": ("mirostat", int),
+        "cfg_scale": ("guidance_scale", float),
+        "cfg_negative_prompt": ("negative_prompt", str),
     }
 )
 """By another server's name, ours, and what its values are here."""

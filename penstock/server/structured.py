@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config import limits
+from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import RequestError, format_value
-from penstock.core.constraint import Grammar, GrammarKind
 from penstock.server.errors import bad_value
 from penstock.text.grammar.closed import closed_schema
 from penstock.text.grammar.scan import read_json

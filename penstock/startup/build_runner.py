@@ -147,7 +147,8 @@ def make_runner(
     with oom_as_plan_error(spec.plan, "the caches were made", lower):
         memory, builder, executor = make_parts(spec, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
     model = spec.model
-    sampler = Sampler(model.vocab_size, rows, spec.kernels.sampling(), options.logprobs_mode)
+    kernel = spec.kernels.sampling()
+    sampler = Sampler(model.vocab_size, rows, kernel, options.logprobs_mode, options.watermark_key)
     graphs = None
     if sampler.on_device and isinstance(executor, EagerExecutor):
         why = _unrecordable(spec)

@@ -79,7 +79,8 @@ def restarted(again: Again, drafting: Drafting) -> Started:
     executor = ReplayExecutor(made.body, made.head, kept.results, limits.max_num_batched_tokens, most, made.keeps)
     groups = group_layers(kept.specs)
     builder = BatchBuilder(len(groups), rows, -(-plan.max_model_len // size), size, None)
-    sampler = Sampler(kept.vocab_size, rows, NativeSampling(), again.options.logprobs_mode)
+    told, key = again.options.logprobs_mode, again.options.watermark_key
+    sampler = Sampler(kept.vocab_size, rows, NativeSampling(), told, key)
     runner = ModelRunner(executor, memory, sampler, builder, Collaborators(drafting=drafting))
     log_plan(plan)
     return Started(again.options, plan, again.options.model, groups, False, runner, _told(again, executor.describe))

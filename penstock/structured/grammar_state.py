@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config.constraint import Thinking
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Thinking
 from penstock.structured.banned_strings import BannedStrings
 from penstock.structured.grammar_compiler import allows_more
 

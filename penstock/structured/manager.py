@@ -236,7 +236,7 @@ class StructuredOutputManager:
             self._slots.pop(slot, None)
         for new in plan.new_sequences:
             self._slots.pop(new.slot, None)
-            if (live := self._active.get(new.request_id)) is not None:
+            if (live := self._active.get(new.request_id)) is not None and not new.follows:
                 self._slots[new.slot] = self._state_of(live, new)
         step = {
             span.slot: self._slots[span.slot] for span in plan.scheduled if span.sample and span.slot in self._slots

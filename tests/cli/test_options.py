@@ -75,7 +75,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "pack_cache": "off", "pack_cache_size": 2**20, "load_format": "dummy", "quantize": "q8_0", "arithmetic": "fast",
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "gpu_memory_utilization": 0.5,
         "max_logprobs": -1, "logprobs_mode": "raw_logits", "hf_overrides": '{"rope_theta": 5.0}',
-        "pooler_config": '{"dimensions": 4}',
+        "watermark_key": 42, "speculative_config": '{"method": "ngram"}', "pooler_config": '{"dimensions": 4}',
     }  # fmt: skip
     flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
     flags += ["--no-enable-prefix-caching", "--batch-invariant", "--enforce-eager", "--scheduling-policy", "priority"]

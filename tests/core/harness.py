@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from penstock.config.constraint import Thinking
 from penstock.config.options import SchedulerOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Thinking
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.policies.bounded_tier import BoundedTier
 from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
-from penstock.runtime.null_runner import NullRunner, mix, next_token
+from penstock.runtime.null_runner import NullRunner, mix, next_token, shared_prefix
 from penstock.structured.manager import StructuredOutputManager
 
 
@@ -139,15 +139,20 @@ def expected_tokens(
     prefix = 0
     for token in asked.prompt_ids:
         prefix = mix(prefix ^ (token + 1))
+    other = 0
+    for token in (*asked.sampling.negative_prompt_ids, *begun):
+        other = mix(other ^ (token + 1))
     tokens = list(begun)
     for token in begun:
         prefix = mix(prefix ^ (token + 1))
     while len(tokens) < (asked.sampling.max_tokens or 0):
         forced = forced_tokens(asked.thinking, tokens)
-        tokens.append(forced[0] if forced else next_token(prefix, new, len(tokens), vocab_size))
+        drawn = shared_prefix(prefix, other, asked.sampling.guidance_scale - 1) if asked.guided else prefix
+        tokens.append(forced[0] if forced else next_token(drawn, new, len(tokens), vocab_size))
         if tokens[-1] in asked.stop_ids:
             break
         prefix = mix(prefix ^ (tokens[-1] + 1))
+        other = mix(other ^ (tokens[-1] + 1))
     return tokens
 
 

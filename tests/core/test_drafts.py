@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.constraint import Thinking
+from penstock.config.constraint import Thinking
 from penstock.core.protocol import Proposal, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineRequest, FinishReason
 from tests.core.harness import Guesser, expected_tokens, null_engine, request, run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.config.constraint import Thinking
 from penstock.config.errors import ConfigError, ContextLengthError, RequestError
-from penstock.core.constraint import Thinking
 from penstock.core.policies.order import Admission, recompute_cost
 from penstock.core.protocol import CacheOpKind, StepResult
 from penstock.core.request import FinishReason

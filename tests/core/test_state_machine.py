@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from penstock.core.constraint import Thinking
+from penstock.config.constraint import Thinking
+from penstock.config.errors import RequestError
 from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.policies.bounded_tier import BoundedTier
@@ -40,7 +41,7 @@ from tests.core.ownership import Ownership
 
 LIVES, RULES = 510, 50
 STEMS = tuple(tuple((stem * 7 + i * i + stem * i) % 3 for i in range(40)) for stem in range(5))
-KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear") + ("fork",) * 2 + ("rewind",) * 5
+KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear") + ("fork",) * 4 + ("rewind",) * 5
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ ADDED = st.tuples(
     st.booleans(),  # whether drafts may be proposed
     st.sampled_from(["", "x", "y", "z"]),  # what its encoder read, if the model has one
     st.sampled_from([(), (), ((2, 5),), ((0, 1), (4, 3))]),  # media: start, length
+    st.sampled_from([(), (), (), (1,), (0, 2, 1, 0, 1)]),  # a negative prompt
 )
 CHOSEN = st.tuples(st.integers(0, 63))
 FAILURES = st.tuples(st.sampled_from(["submit", "before", "after"]))
@@ -173,12 +175,16 @@ class EngineLife(RuleBasedStateMachine):
         self, stem: tuple[int, ...], cut: int, suffix: list[int], n: int, max_tokens: int, greedy: bool,
         scored: int | None, stop: bool, priority: int, salt: str, owner: str, budget: int | None, end: tuple[int, ...],
         logprobs: int | None, speculate: bool, heard: str, media: tuple[tuple[int, int], ...],
+        negative: tuple[int, ...],
     ) -> bool:  # fmt: skip
+        if negative:
+            media, speculate = (), False
         name = f"r{len(self.requests)}"
         asked = request(
             name, (*stem[:cut], *suffix) or (0,), n=n, max_tokens=max_tokens, temperature=0.0 if greedy else 1.0,
             prompt_logprobs=scored, stop_ids=(1,) if stop else (), seed=len(self.requests), priority=priority,
             cache_salt=salt, thinking=None if budget is None else Thinking(end, budget=budget), logprobs=logprobs,
+            negative_prompt_ids=negative, guidance_scale=1.5 if negative else 1.0,
         )  # fmt: skip
         spans = [MediaSpan("m", a, b) for a, b in media if a + b <= len(asked.prompt_ids) and b <= self.chunk]
         prompt = list(asked.prompt_ids)
@@ -188,7 +194,12 @@ class EngineLife(RuleBasedStateMachine):
             asked, prompt_ids=tuple(prompt), owner=owner, speculate=speculate, media=tuple(spans),
             encoder=EncoderInput(heard, 4) if heard and self.crosses else None,
         )  # fmt: skip
-        self.engine.add(asked)
+        try:
+            self.engine.add(asked)
+        except RequestError:
+            assert negative  # there is no room for two sequences
+            return False
+        self.counts["guided"] += bool(negative)
         self.requests[name] = asked
         self.forks[name] = [[] for _ in range(n)]
         return True
@@ -213,14 +224,19 @@ class EngineLife(RuleBasedStateMachine):
     def _live(self, choice: int) -> Sequence | None:
         """A queued or running sequence of a request under no constraints, whose grammar state would have to follow."""
         every = (*self.engine.scheduler.running, *self.engine.scheduler.waiting)
-        live = [sequence for sequence in every if not sequence.request.constrained]
+        live = [one for one in every if not (one.request.constrained or one.follows)]
         live.sort(key=lambda sequence: (sequence.request.request_id, sequence.index))
         return live[choice % len(live)] if live else None
 
     def _fork(self, choice: int) -> bool:
         self._take(self.engine.scheduler.take_outputs(), failed=False)
         parent = self._live(choice)
-        if parent is None or parent.known == parent.num_prompt or len(self.forks[parent.request.request_id]) > 4:
+        if (
+            parent is None
+            or parent.partner
+            or parent.known == parent.num_prompt
+            or len(self.forks[parent.request.request_id]) > 4
+        ):
             return False
         name = parent.request.request_id
         child = self.engine.scheduler.fork(name, parent.index)
@@ -337,7 +353,7 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert counts["rewinds in place"] >= 100, counts
     assert counts["save whole"] >= 5_000 and counts["save failed"] >= 500, counts
     assert counts["load whole"] >= 30 and counts["load failed"] >= 3, counts
-    assert counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
+    assert counts["guided"] >= 500 and counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["plans beside one in flight"] >= 5_000, counts
     assert counts["hits after checkpoints"] >= 1_000 and counts["pinned prompts"] >= 50, counts
     assert counts["hits"] >= 5_000 and counts["whole answers"] >= 5_000, counts

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from penstock.config.constraint import Thinking
 from penstock.config.errors import BANNED_AND_HELD, BANNED_TOO_OFTEN, ParameterError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Thinking
 from penstock.core.protocol import Runner, StepPlan
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.engine.build import build_engine

@@ -13,10 +13,10 @@ import jsonschema
 import numpy as np
 import pytest
 
+from penstock.config.constraint import Thinking
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Thinking
 from penstock.core.protocol import NewSequence, SlotResult, TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.build import build_engine

@@ -21,6 +21,7 @@ from penstock.config.errors import (
     RequestError,
 )
 from penstock.config.sampling import SamplingParams, stream_key
+from penstock.core.policies.pause import Control
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason, GenerationRequest
 from penstock.engine.api import Delta, EngineInfo, EngineState
@@ -69,6 +70,8 @@ class Script:
     def cancel(self, request_id: str) -> None: ...
 
     def end_reasoning(self, request_id: str) -> None: ...
+
+    def control(self, control: Control) -> None: ...
 
     async def stats(self) -> EngineStats:
         return EngineStats()

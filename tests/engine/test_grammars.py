@@ -19,10 +19,10 @@ import pytest
 
 from penstock import LLM, Grammar, GrammarKind
 from penstock.config import limits
+from penstock.config.constraint import Thinking
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX, ConfigError, OverloadedError, RequestError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Thinking
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.api import EngineInfo
 from penstock.engine.build import build_engine, grammar_vocabulary

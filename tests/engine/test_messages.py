@@ -26,6 +26,7 @@ from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
 from penstock.config.sampling import SamplingParams
 from penstock.core.policies.pace import Pace
+from penstock.core.policies.pause import Control
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.engine import messages, request_names
@@ -57,6 +58,7 @@ OUTPUT = EngineOutput(
         messages.Submit(REQUEST, SoFar(((1, 2), None, ()), 3)),
         messages.Cancel("é" * 100),
         messages.EndReasoning("é"),
+        *map(messages.Tell, Control),
         messages.StatsQuery(),
         messages.StatsQuery("é"),
         messages.Attach("1.2", "ipc:///c"),

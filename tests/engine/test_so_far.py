@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.engine.build import build_engine

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM
+from penstock.config.constraint import Thinking
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Thinking
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine

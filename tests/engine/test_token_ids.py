@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from penstock import LLM
+from penstock.config.constraint import Thinking
 from penstock.config.errors import ParameterError, RequestError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Thinking
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.driver import EngineDriver

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.constraint import Thinking
 from penstock.config.errors import EngineDeadError, OverloadedError, RequestError
 from penstock.config.options import EngineOptions
-from penstock.core.constraint import Thinking
 from penstock.core.media import MediaSpan
 from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason

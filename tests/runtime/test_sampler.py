@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.config import limits
 from penstock.config.samplers import SAMPLERS, SamplerParams
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
+from penstock.evaluate.watermark import detect
 from penstock.kernels.cpu import native
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import SamplingKernel
@@ -318,3 +320,20 @@ def test_one_draw_over_a_group_takes_the_best_of_all(kernel: SamplingKernel, tie
         assert one.total == pytest.approx(float(whole[one.sequence, one.token]), abs=1e-11)
     with pytest.raises(ValueError, match="group of 2"):
         Sampler(VOCAB, 1, kernel).best_of_group(logits, totals[:2], 3)
+
+
+def test_the_samplers_key_marks_rows_without_one_of_their_own(kernel: SamplingKernel) -> None:
+    marked = SamplingParams(watermark=True, watermark_delta=8.0, seed=1)
+    own = Sampler(VOCAB, 1, kernel, watermark_key=42)
+    told = {}
+    for name, sampler, params in (
+        ("server", own, marked),
+        ("request", Sampler(VOCAB, 1, kernel), replace(marked, watermark_key=42)),
+        ("default", Sampler(VOCAB, 1, kernel), marked),
+        ("other", own, replace(marked, watermark_key=7)),
+    ):
+        sampler.add_row(new_row(0, params))
+        told[name] = run(sampler, 0, 3, 60)
+    assert told["server"] == told["request"]
+    assert len({tuple(tokens) for tokens in told.values()}) == 3
+    assert detect(told["server"], 0.5, 42).z > 4 > detect(told["server"], 0.5, limits.WATERMARK_KEY).z

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.constraint import GrammarKind, ToolMode
+from penstock.config.constraint import GrammarKind, ToolMode
 from penstock.server.body import validate
 from penstock.server.dialects.anthropic.schema import MessagesBody
 from penstock.server.dialects.anthropic.translate import AnthropicCall, messages_call

@@ -16,8 +16,8 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from penstock.config.constraint import ToolChoice
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import ToolChoice
 from penstock.core.request import EngineOutput, FinishReason, GenerationRequest
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.engine.generation import TextGeneration

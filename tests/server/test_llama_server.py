@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.config.constraint import GrammarKind
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions, ServerOptions
-from penstock.core.constraint import GrammarKind
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.dialects.llama_embeddings import scaled

@@ -64,6 +64,11 @@ def test_fields_are_what_sampling_params_says() -> None:
         ({"dry_sequence_breakers": '"\\n", "b"'}, {"dry_sequence_breakers": ("\n", "b")}),
         ({"dry_sequence_breakers": ""}, {"dry_sequence_breakers": ()}),
         ({"stop_regex": "a+"}, {"stop_regex": ("a+",)}),
+        ({"cfg_scale": 2}, {"guidance_scale": 2.0, "negative_prompt": None}),
+        (
+            {"guidance_scale": 1.5, "cfg_scale": 1.5, "cfg_negative_prompt": "b"},
+            {"guidance_scale": 1.5, "negative_prompt": "b"},
+        ),
         ({"stop_regex": ["a+", "b"]}, {"stop_regex": ("a+", "b")}),
         ({"banned_strings": "a shiver"}, {"banned_strings": ("a shiver",)}),
         (

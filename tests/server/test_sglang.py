@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.core.constraint import GrammarKind
+from penstock.config.constraint import GrammarKind
 from penstock.core.request import GenerationRequest
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.dialects.sglang.schema import SglangBody, SglangParams

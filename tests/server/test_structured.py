@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from penstock.config import limits
+from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import RequestError
-from penstock.core.constraint import Grammar, GrammarKind
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.build import grammar_vocabulary
 from penstock.engine.loop import Engine

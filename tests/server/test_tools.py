@@ -11,8 +11,8 @@ import anthropic
 import openai
 import pytest
 
+from penstock.config.constraint import ToolChoice, ToolMode
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.text.parsers.format import choose
 from penstock.text.parsers.reading import Reading, answer_readers

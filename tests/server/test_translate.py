@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.config import limits
+from penstock.config.constraint import ToolChoice, ToolMode
 from penstock.config.errors import RequestError
-from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.server.body import validate
 from penstock.server.dialects.ollama.schema import GenerateBody, OllamaChatBody
 from penstock.server.dialects.ollama.translate import chat_call as ollama_chat_call

@@ -303,4 +303,4 @@ def test_every_plan_fits_and_every_remedy_works(
     if bounds.kv_blocks is None:
         assert found.max_concurrent_full_length >= 1
         cache = KVCache(planned_groups(facts), found.kv_blocks, bounds.block_size)
-        assert cache.can_hold(found.max_model_len, bounds.max_num_batched_tokens)
+        assert cache.can_hold([found.max_model_len], bounds.max_num_batched_tokens)

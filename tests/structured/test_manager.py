@@ -14,9 +14,9 @@ import pytest
 from llguidance import LLExecutor, LLMatcher
 
 from penstock.config import limits
+from penstock.config.constraint import Thinking
 from penstock.config.errors import RequestError
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Thinking
 from penstock.structured import grammar_compiler, masks
 from penstock.structured.grammar_compiler import GrammarCompiler, Vocabulary, compute_mask
 from penstock.structured.grammar_state import GrammarState, SlowMasks, Words

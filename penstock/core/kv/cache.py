@@ -70,9 +70,13 @@ class KVCache:
         """Blocks that can be had now, by eviction if need be."""
         return self.pools[group].num_free + self.tree.idle[group]
 
-    def can_hold(self, tokens: int, chunk: int) -> bool:
-        """Whether a sequence of that many tokens fits into pools that hold nothing but pinned prefixes."""
-        return all(group.peak_blocks(tokens, chunk) <= self._room(g) for g, group in enumerate(self.groups))
+    def can_hold(self, lengths: abc.Sequence[int], chunk: int) -> bool:
+        """Whether sequences of so many tokens, which go on together, fit where nothing but pinned prefixes is."""
+        growth = len(lengths) - 1  # what the memory gate keeps free for those that run
+        return all(
+            sum(group.peak_blocks(tokens, chunk) for tokens in lengths) + growth <= self._room(g)
+            for g, group in enumerate(self.groups)
+        )
 
     def will_fit(self, sequence: Sequence, tokens: int) -> bool:
         """Whether `extend` can succeed once the steps in flight have committed."""
@@ -181,7 +185,7 @@ class KVCache:
             sequence.place(match.tokens)
         self.ops += self.states.restore(match, sequence.slot)
         if sequence.computed < sequence.num_prompt:
-            keys = sequence.keys[: sequence.num_prompt]
+            keys = sequence.keys[: sequence.num_prompt - (sequence.partner is not None)]  # what waits for nobody
             allocation.announced = self.tree.announce(allocation.cursor, sequence.namespace, keys, sequence)
         if match.below:
             self.transfers.load(sequence, allocation, match.below)

@@ -37,7 +37,7 @@ class FirstComeFirstServed:
     """Arrival order, owners in turn; the victim is the one cheapest to recompute."""
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
-        return (sequence.turn, sequence.order, sequence.index)
+        return (sequence.turn, sequence.order, sequence.index, sequence.follows)
 
     def victim(self, candidates: abc.Sequence[Sequence], cache: KVCache) -> Sequence:
         return min(candidates, key=lambda b: (recompute_cost(b, cache), -b.turn, -b.order, -b.index))
@@ -47,7 +47,7 @@ class PriorityOrder:
     """Lower priority value first, then owners in turn; the victim is the cheapest of the last priority."""
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
-        return (sequence.request.priority, sequence.turn, sequence.order, sequence.index)
+        return (sequence.request.priority, sequence.turn, sequence.order, sequence.index, sequence.follows)
 
     def victim(self, candidates: abc.Sequence[Sequence], cache: KVCache) -> Sequence:
         def worth(sequence: Sequence) -> tuple[int, ...]:

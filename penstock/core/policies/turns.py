@@ -37,7 +37,10 @@ class Turns:
     def give(self, sequence: Sequence) -> None:
         """Sets the turn of a sequence that is queued for the first time; its owner pays for all it asks for."""
         owner = self._owners.setdefault(sequence.request.owner, _Owner())
-        sequence.turn = max(self._now, owner.next, owner.last + 1 if owner.queued else 0)
+        if sequence.partner is not None and sequence.follows:
+            sequence.turn = sequence.partner.turn  # nobody comes between the two, who lack each other
+        else:
+            sequence.turn = max(self._now, owner.next, owner.last + 1 if owner.queued else 0)
         owner.last, owner.next = sequence.turn, max(self._now, owner.next) + sequence.longest
         owner.queued += 1
         self._charged[sequence] = owner

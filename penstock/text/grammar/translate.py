@@ -25,7 +25,7 @@ def translate(kind: str, source: str, special: Special = MappingProxyType({})) -
     """The matchers' form of a grammar.
 
     Args:
-        kind: a value of `core.constraint.GrammarKind`.
+        kind: a value of `config.constraint.GrammarKind`.
         source: as that kind says.
         special: of the model's tokenizer; in structural tags they are matched as tokens.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.core.constraint import Thinking
+from penstock.config.constraint import Thinking
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.loop import Engine

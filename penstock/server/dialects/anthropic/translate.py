@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from penstock.config.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.config.errors import ParameterError, RequestError, format_value
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
 from penstock.server.conversation import declared, string_of, thinking_variables
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody

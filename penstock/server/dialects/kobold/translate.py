@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config import limits
+from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import ContextLengthError, ParameterError
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.request import GenerationRequest
 from penstock.server.dialects.kobold.schema import KoboldBody
 from penstock.server.errors import Unavailable, refuse_unavailable

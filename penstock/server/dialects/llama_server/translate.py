@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.config import limits
+from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import ContextLengthError, ParameterError
 from penstock.config.samplers import sampler_names
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.request import GenerationRequest
 from penstock.server.biases import biases
 from penstock.server.dialects.llama_server.schema import InfillBody, LlamaSampling

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import limits
+from penstock.config.constraint import ToolChoice
 from penstock.config.errors import ParameterError, RequestError
 from penstock.config.logprobs import larger
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.search.beam import BeamParams
 from penstock.server.conversation import (

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.config.constraint import ToolChoice
 from penstock.config.errors import ParameterError
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.server.conversation import checked_messages, chosen_tools, declared, function_fields, template_kwargs
 from penstock.server.custom_tools import as_function, check_names, custom_names

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import ParameterError
 from penstock.config.sampling import SamplingParams
-from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.request import GenerationRequest
 from penstock.server.dialects.tgi.schema import TgiBody, TgiParameters
 from penstock.server.errors import bad_value, refuse_unavailable

@@ -41,16 +41,12 @@ def vllm_router(context: ServerContext) -> APIRouter:
     async def load() -> Response:
         return json_response({"server_load": context.lifecycle.in_flight})
 
-    for path, field in (("/is_paused", "is_paused"), ("/is_sleeping", "is_sleeping")):
-        _add_constant(router, path, field)
+    @router.get("/is_sleeping", summary="Always false: it answers", openapi_extra=gives("application/json"))
+    async def is_sleeping() -> Response:
+        return json_response({"is_sleeping": False})
+
     _add_tokenizer(router, context)
     return router
-
-
-def _add_constant(router: APIRouter, path: str, field: str) -> None:
-    @router.get(path, summary="Always false: it answers", openapi_extra=gives("application/json"))
-    async def told() -> Response:
-        return json_response({field: False})
 
 
 def _add_tokenizer(router: APIRouter, context: ServerContext) -> None:

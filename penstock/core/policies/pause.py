@@ -1,0 +1,55 @@
+"""An engine that is told to hold still, for as long as somebody works on what stands around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from penstock.core.policies.order import Admission
+from penstock.core.sequence import Sequence as Queued
+
+
+class Control(str, Enum):
+    """What an engine can be told about all of its requests."""
+
+    ABORT = "abort"  # end those there are; those that come wait
+    WAIT = "wait"  # answer those there are; those that come wait
+    KEEP = "keep"  # compute nothing: all stay where they are
+    RETRACT = "retract"  # the same, and those that run go back to the queue
+    RESUME = "resume"
+    FLUSH = "flush"  # forget every cached prefix that nobody uses
+
+
+class PauseGate:
+    """Requests that come while an engine is paused wait until it goes on.
+
+    Attributes:
+        until: arrival numbers from this one on wait; None while nothing is paused.
+        frozen: nothing is computed at all.
+    """
+
+    name = "paused"
+    passable = True
+    until_release = False
+
+    def __init__(self) -> None:
+        self.until: int | None = None
+        self.frozen = False
+
+    @property
+    def paused(self) -> bool:
+        return self.frozen or self.until is not None
+
+    def set(self, control: Control, arrivals: int) -> None:
+        """Pauses or goes on; `arrivals` is the number of the next request."""
+        self.frozen = control in (Control.KEEP, Control.RETRACT)
+        self.until = arrivals if control in (Control.ABORT, Control.WAIT) else None
+
+    def rests(self, waiting: Sequence[Queued], under_way: bool) -> bool:
+        """Whether nothing is to be done although requests wait, unless a step goes on with what is `under_way`."""
+        if self.until is None:
+            return self.frozen
+        return not under_way and all(one.order >= self.until for one in waiting)
+
+    def holds(self, admission: Admission) -> bool:
+        return self.until is not None and admission.sequence.order >= self.until

@@ -1,0 +1,90 @@
+"""Engines that are told to hold still: what there is ends, waits or stays, what comes waits, answers are the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.policies.pause import Control
+from penstock.core.request import EngineOutput, FinishReason
+from penstock.engine.driver import EngineDriver
+from tests.core.harness import Collector, expected_tokens, null_engine, request
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.found = Collector()
+
+    def outputs(self, outputs: list[EngineOutput]) -> None:
+        self.found.take(outputs)
+
+    def refused(self, request_id: str, error: object) -> None:
+        raise AssertionError(error)
+
+    def paced(self, pace: object) -> None: ...
+
+
+def rested(driver: EngineDriver, most: int = 500) -> None:
+    """Steps until there is nothing to do."""
+    while driver.has_work:
+        most -= 1
+        assert most, "an engine that is paused goes on for ever"
+        driver.step()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("control", [Control.ABORT, Control.WAIT, Control.KEEP, Control.RETRACT])
+def test_paused_and_gone_on(control: Control, depth: int) -> None:
+    engine, heard = null_engine(rows=2, depth=depth), Heard()
+    driver = EngineDriver(engine, heard)
+    before = [request(f"b{number}", [number, 2, 3], max_tokens=30) for number in range(3)]  # one of them waits
+    for one in before:
+        driver.submit(one)
+    for _ in range(6):
+        driver.step()
+    assert len(engine.scheduler.running) == 2 and len(engine.scheduler.waiting) == 1
+    driver.control(control)
+    assert driver.stats().paused == 1
+    after = request("after", [9, 8], max_tokens=5)
+    driver.submit(after)
+    said = {key: list(tokens) for key, tokens in heard.found.tokens.items()}
+    rested(driver)
+    found = heard.found
+    assert not found.tokens.get(("after", 0))
+    if control is Control.ABORT:
+        assert {found.finished[one.request_id, 0] for one in before} == {FinishReason.CANCELLED}
+    elif control is Control.WAIT:
+        assert all(found.tokens[one.request_id, 0] == expected_tokens(one) for one in before)
+    else:
+        assert {key: tokens for key, tokens in found.tokens.items() if tokens} == {k: v for k, v in said.items() if v}
+        assert len(engine.scheduler.running) == (2 if control is Control.KEEP else 0)
+    engine.scheduler.check_integrity()
+    driver.control(Control.RESUME)
+    rested(driver)
+    assert driver.stats().paused == 0 and found.tokens["after", 0] == expected_tokens(after)
+    if control is not Control.ABORT:
+        assert all(found.tokens[one.request_id, 0] == expected_tokens(one) for one in before)
+
+
+def test_a_client_that_leaves_a_paused_engine_is_forgotten() -> None:
+    engine, heard = null_engine(), Heard()
+    driver = EngineDriver(engine, heard)
+    driver.submit(request("a", [1, 2], max_tokens=20))
+    driver.step()
+    driver.control(Control.KEEP)
+    driver.cancel("a")
+    rested(driver)
+    assert not engine.scheduler.running
+    driver.control(Control.RESUME)
+    rested(driver)
+    assert heard.found.finished["a", 0] is FinishReason.CANCELLED
+
+
+def test_flushed_prefixes_are_computed_again() -> None:
+    engine, heard = null_engine(), Heard()
+    driver = EngineDriver(engine, heard)
+    for number, flush in enumerate((False, False, True)):
+        if flush:
+            driver.control(Control.FLUSH)
+        driver.submit(request(f"r{number}", list(range(20)), max_tokens=2))
+        rested(driver)
+    assert [heard.found.cached(f"r{number}") for number in range(3)] == [0, 19, 0]

@@ -1,0 +1,116 @@
+"""Engines that hold still, by vLLM's and SGLang's routes: over one model, one engine's HTTP process and many models."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from penstock.config.options import EngineOptions, ServerOptions
+from penstock.engine.api import EngineState
+from penstock.engine.build import build_engine
+from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import ThreadClient
+from tests.server.support import Serving, serving, until
+
+
+@pytest.fixture
+def concierge(text: TextPipeline) -> Iterator[Serving]:
+    client = ThreadClient(lambda: build_engine(EngineOptions(model="penstock-concierge", threads=1)))
+    with serving(client, text) as server:
+        until(lambda: client.state is EngineState.READY)
+        yield server
+
+
+def post(server: Serving, path: str, **body: object) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, timeout=60) if body else httpx.post(server.url + path, timeout=60)
+
+
+def completed(server: Serving, **body: object) -> httpx.Response:
+    asked = {"prompt": "A table for two", "max_tokens": 6, "temperature": 0, **body}
+    return httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60)
+
+
+def is_paused(server: Serving) -> bool:
+    return bool(httpx.get(f"{server.url}/is_paused").json()["is_paused"])
+
+
+def cached(server: Serving) -> int:
+    return int(completed(server).json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("pause", "resume", "body"),
+    [
+        ("/pause", "/resume", {}),
+        ("/pause?mode=wait", "/resume", {}),
+        ("/pause?mode=keep", "/resume", {}),
+        ("/pause_generation", "/continue_generation", {"mode": "abort"}),
+        ("/pause_generation", "/continue_generation", {"mode": "in_place"}),
+        ("/pause_generation", "/continue_generation", {"mode": "retract"}),
+    ],
+)
+def test_who_comes_to_a_paused_engine_waits(
+    concierge: Serving, pause: str, resume: str, body: dict[str, object]
+) -> None:
+    truth = completed(concierge).json()["choices"]
+    assert not is_paused(concierge)
+    assert post(concierge, pause, **body).status_code == 200 and is_paused(concierge)
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(completed(concierge)))
+    asking.start()
+    until(lambda: httpx.get(f"{concierge.url}/load").json()["server_load"] == 1)
+    assert is_paused(concierge) and not answers
+    again = {"mode": "abort"} if resume.startswith("/continue") else {}
+    assert post(concierge, resume, **again).status_code == 200 and not is_paused(concierge)
+    asking.join(60)
+    assert answers[0].json()["choices"] == truth
+
+
+def test_an_abort_ends_what_runs(concierge: Serving) -> None:
+    with httpx.stream(
+        "POST", f"{concierge.url}/v1/completions", timeout=60,
+        json={"prompt": "A", "max_tokens": 1000, "ignore_eos": True, "stream": True},
+    ) as stream:  # fmt: skip
+        lines = stream.iter_lines()
+        next(lines)
+        assert (
+            post(
+                concierge,
+                "/pause",
+            ).status_code
+            == 200
+        )
+        rest = "\n".join(lines)
+    assert rest.count("data:") < 1000
+    assert post(concierge, "/resume").json() == {"status": "resumed"}
+    assert completed(concierge).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/reset_prefix_cache"), ("POST", "/flush_cache"), ("GET", "/flush_cache")]
+)
+def test_prefixes_are_forgotten(concierge: Serving, method: str, path: str) -> None:
+    cached(concierge)
+    assert cached(concierge) > 0
+    assert httpx.request(method, concierge.url + path).status_code == 200
+    assert cached(concierge) == 0
+
+
+def test_what_is_wrong_is_said(concierge: Serving) -> None:
+    for path in ("/pause?mode=sleep", "/reset_prefix_cache?reset_running_requests=true"):
+        assert post(concierge, path).status_code == 400
+    assert post(concierge, "/pause_generation", mode="sleep").status_code == 400
+    assert not is_paused(concierge)
+
+
+def test_only_administrators_pause(text: TextPipeline) -> None:
+    client = ThreadClient(lambda: build_engine(EngineOptions(model="penstock-concierge", threads=1)))
+    with serving(client, text, ServerOptions(api_keys=("a",), admin_keys=("boss",))) as server:
+        until(lambda: client.state is EngineState.READY)
+        for path in ("/pause", "/resume", "/flush_cache", "/reset_prefix_cache"):
+            answer = httpx.post(server.url + path, headers={"Authorization": "Bearer a"})
+            assert answer.status_code == 403, answer.text
+        assert httpx.post(f"{server.url}/pause", headers={"Authorization": "Bearer boss"}).status_code == 200
