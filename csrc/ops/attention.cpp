@@ -243,14 +243,14 @@ private:
     }
 
     void cut_blocks() {
-        num_blocks_ = rows_ <= vec::few_queries ? 1 : (rows_ + vec::query_block - 1) / vec::query_block;
+        num_blocks_ = rows_ <= vec::few_queries ? 1 : (rows_ + vec::many_queries - 1) / vec::many_queries;
         for (std::int64_t b = 0; b < num_blocks_; ++b) {
             const std::int64_t row = rows_ * b / num_blocks_;
             blocks_[static_cast<std::size_t>(b)] = {row, rows_ * (b + 1) / num_blocks_ - row, 0, 0};
         }
-        converts_ =
-            !dots && !digits_ && (type == KvType::i4 || (type != KvType::f32 && (num_blocks_ > 1 || layout_.latent)));
-        few_ = num_blocks_ == 1 && !dots && !digits_ && !converts_ && !layout_.latent;
+        converts_ = !dots && !digits_ &&
+                    (type == KvType::i4 || (type != KvType::f32 && (rows_ > vec::few_queries || layout_.latent)));
+        few_ = rows_ <= vec::few_queries && !dots && !digits_ && !converts_ && !layout_.latent;
     }
 
     // Which of a partition's lanes each query and block sees, and its tiles.
@@ -373,9 +373,9 @@ private:
     void score_few() {
         const auto keys = stored<typename Stored::Code>(key_tile_);
         for (std::int64_t t = tile_from_; t < tile_to_; ++t)
-            score_tiles<Stored>(query_block(blocks_[0]), layout_.key_dim,
-                                {keys.data() + t, reading_ + (t - tile_from_) + far_}, 1, scores_ + t * kv_tile,
-                                partition_lanes);
+            score_tiles<Stored, vec::few_queries>(query_block(blocks_[0]), layout_.key_dim,
+                                                  {keys.data() + t, reading_ + (t - tile_from_) + far_}, 1,
+                                                  scores_ + t * kv_tile, partition_lanes);
     }
     void sum_few() {
         const auto tiles = stored<typename Stored::Code>(value_tile_);
@@ -426,7 +426,7 @@ private:
                                  padded_key_dim(layout_) / kv_tile, stored<std::uint8_t>(key_tile_).data() + from,
                                  deep_ && &block == blocks_.data() ? value_tile_ + from : nullptr, asked_with_keys(),
                                  to - from, out, partition_lanes);
-                else
+                else if constexpr (type == KvType::f32)
                     score_tiles<Stored>(query_block(block), layout_.key_dim,
                                         {keys.data() + from, deep_ ? value_tile_ + from : nullptr}, to - from, out,
                                         partition_lanes);

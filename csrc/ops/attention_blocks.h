@@ -236,8 +236,8 @@ inline void value_block(const QueryBlock& weights, const LaneRange& lanes, const
     }
 }
 
-// Calls function with `count` (1 to vec::few_queries) as a constant.
-template <int most = vec::few_queries, class F>
+// Calls function with `count` (1 to `most`) as a constant.
+template <int most, class F>
 inline void with_constant(std::int64_t count, F&& function) {
     if constexpr (most > 1) {
         if (count < most) return with_constant<most - 1>(count, std::forward<F>(function));
@@ -246,9 +246,9 @@ inline void with_constant(std::int64_t count, F&& function) {
 }
 
 // Cuts the tiles that a block of `count` queries meets: calls block(queries, how many, first), the first two constants.
-template <class F>
+template <int most = vec::many_queries, class F>
 inline void in_tile_runs(std::int64_t count, std::int64_t tiles, F&& block) {
-    with_constant(count, [&](auto queries) {
+    with_constant<most>(count, [&](auto queries) {
         std::int64_t t = 0;
         if constexpr (queries.value <= vec::query_block)
             for (; t + vec::vector_block <= tiles; t += vec::vector_block)
@@ -258,9 +258,9 @@ inline void in_tile_runs(std::int64_t count, std::int64_t tiles, F&& block) {
 }
 
 // The same of vectors of values.
-template <class F>
+template <int most = vec::many_queries, class F>
 inline void in_vector_runs(std::int64_t count, std::int64_t vectors, F&& block) {
-    with_constant(count, [&](auto queries) {
+    with_constant<most>(count, [&](auto queries) {
         std::int64_t x = 0;
         const auto take = [&](auto each) {
             for (; x + each.value <= vectors; x += each.value) block(queries, each, x);
@@ -272,10 +272,10 @@ inline void in_vector_runs(std::int64_t count, std::int64_t vectors, F&& block) 
     });
 }
 
-template <class Codes>
+template <class Codes, int most = vec::many_queries>
 inline void score_tiles(const QueryBlock& q, std::int64_t dim, const KeyTiles<Codes>& keys, std::int64_t tiles,
                         float* out, std::int64_t out_stride) {
-    in_tile_runs(q.count, tiles, [&](auto queries, auto each, std::int64_t t) {
+    in_tile_runs<most>(q.count, tiles, [&](auto queries, auto each, std::int64_t t) {
         const KeyTiles<Codes> from{keys.tile + t, keys.ahead ? keys.ahead + t : nullptr};
         score_block<Codes, queries.value, each.value>(q, dim, from, out + t * kv_tile, out_stride);
     });
@@ -285,10 +285,11 @@ template <class Codes, bool asks = false>
 inline void sum_values(const QueryBlock& weights, const LaneRange& lanes, const ValueTiles<Codes>& values,
                        std::int64_t vectors, const TilesAhead& tiles, float* part, float* out, std::int64_t out_stride,
                        const Merging& merging) {
-    in_vector_runs(weights.count, vectors, [&](auto queries, auto each, std::int64_t x) {
-        value_block<Codes, queries.value, each.value, asks>(weights, lanes, values, x * 16, vectors * 16, tiles,
-                                                            part + x * 16, out + x * 16, out_stride, merging);
-    });
+    in_vector_runs<asks ? vec::few_queries : vec::many_queries>(
+        weights.count, vectors, [&](auto queries, auto each, std::int64_t x) {
+            value_block<Codes, queries.value, each.value, asks>(weights, lanes, values, x * 16, vectors * 16, tiles,
+                                                                part + x * 16, out + x * 16, out_stride, merging);
+        });
 }
 
 }  // namespace penstock::PENSTOCK_ISA

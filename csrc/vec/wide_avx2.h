@@ -152,6 +152,7 @@ static inline void load16_nibbles(const std::uint8_t* from, F32x16& low, F32x16&
 }
 constexpr int query_block = 2, vector_block = 2;  // sums of a block fit into the registers
 constexpr int few_queries = 4;                    // whose sums fit with one vector
+constexpr int many_queries = 6;  // of more, read from the nearest cache: 4 leave multiplications waiting for each other
 
 // The sum, and the greatest, of all lanes: of lanes 8 apart first, then 4, 2 and 1.
 static inline float sum(F32x16 a) {

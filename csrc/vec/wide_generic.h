@@ -146,7 +146,7 @@ static inline void load16_nibbles(const std::uint8_t* from, F32x16& low, F32x16&
     high = map16([=](int i) { return static_cast<float>(from[i] >> 4); });
 }
 constexpr int query_block = 2, vector_block = 1;  // sums of a block fit into the registers
-constexpr int few_queries = query_block;
+constexpr int few_queries = query_block, many_queries = query_block;
 
 // The sum, and the greatest, of all lanes: of lanes 8 apart first, then 4, 2 and 1.
 static inline float sum(F32x16 a) {
