@@ -162,12 +162,14 @@ def _one_of(*models: type[BaseModel]) -> dict[str, Any]:
 
 def asks(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
     """FastAPI's `openapi_extra` of a route whose query has this shape."""
-    parameters = []
-    for name, schema in model.model_json_schema()["properties"].items():
+    shape, parameters = model.model_json_schema(), []
+    needed = shape.get("required", ())
+    for name, schema in shape["properties"].items():
         kinds = [
             kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"
         ]  # a query string cannot state null
-        parameters.append({"name": name, "in": "query", "schema": kinds[0]})
+        told = {"name": name, "in": "query", "schema": kinds[0]}
+        parameters.append({**told, "required": True} if name in needed else told)
     return {"parameters": parameters, **gives("application/json", *media_types)}
 
 

@@ -57,7 +57,7 @@ def resumed_router(streams: ResumableStreams, lifecycle: Lifecycle) -> APIRouter
             raise bad_value("from", query.from_, f"{stream.dropped} to {stream.total}, the bytes that are kept")
         return EventStream(stream.follow(query.from_), None, lifecycle, keepalive_s=_NEVER_S)
 
-    @router.delete("/v1/stream", summary="End a stream", openapi_extra=asks(StopQuery))
+    @router.delete("/v1/stream", summary="End a stream", openapi_extra=asks(StopQuery), status_code=204)
     async def stop(request: Request) -> Response:
         streams.stop(owner_of(request), read_query(StopQuery, request).conv_id)
         return Response(status_code=204)
