@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from penstock.config.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
+from penstock.config.lengths import Repetition, Truncation
 from penstock.config.sampling import SamplingParams
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.pooling import PoolingParams
@@ -24,35 +25,6 @@ class FinishReason(str, Enum):
     LENGTH = "length"  # max_tokens or the context length
     CANCELLED = "cancelled"  # by the client
     ERROR = "error"  # see the output's error
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """How a prompt is cut that is too long.
-
-    Attributes:
-        tokens: most that are kept; None for what the context takes, less those `reserved`.
-        keep_end: the last ones are kept, else the first. Tokens that the tokenizer puts around a text stay.
-        reserved: tokens of the context that are left for the answer.
-    """
-
-    tokens: int | None = None
-    keep_end: bool = True
-    reserved: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """When an answer that goes round in circles ends: at `count` equal patterns, one after the other, at its end.
-
-    Attributes:
-        longest, shortest: tokens of a pattern.
-        count: how often it must stand there, at least 2.
-    """
-
-    longest: int
-    shortest: int
-    count: int
 
 
 @dataclass(frozen=True, slots=True)

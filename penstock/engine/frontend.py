@@ -17,9 +17,10 @@ from penstock.config.errors import (
     TemplateError,
     param_names,
 )
+from penstock.config.lengths import Truncation
 from penstock.config.logprobs import within
 from penstock.config.sampling import SamplingParams, stream_key
-from penstock.core.request import EngineRequest, FinishReason, GenerationRequest, Truncation
+from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
 from penstock.engine.loops import Loop
@@ -225,6 +226,8 @@ class Frontend:
 
     def _drafts(self, sampling: SamplingParams) -> int:
         asked, most = sampling.num_speculative_tokens, self.info.drafts
+        if sampling.guidance_scale != 1:  # its draws are shared with another sequence
+            return 0
         return most if asked is None else min(asked, most)
 
     async def _held(self, request: GenerationRequest, reading: Reading | None) -> Grammar | None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.core.request import Repetition
+from penstock.config.lengths import Repetition
 
 REPEATED: Final = "repetition_detected"
 """Why such an answer has stopped, in vLLM's word."""

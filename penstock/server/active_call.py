@@ -181,6 +181,12 @@ class ActiveCall:
         every = [counts for generation in self.generations for counts in generation.drafts.values()]
         return sum(drafted for drafted, _ in every), sum(accepted for _, accepted in every)
 
+    def draft_details(self) -> dict[str, int]:
+        """The same under OpenAI's names for predictions; nothing where there were no drafts."""
+        drafted, accepted = self.drafts
+        found = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        return found if drafted else {}
+
     def _spoken(self) -> list[Clock]:
         """Of all sequences that have tokens."""
         return [clock for clocks in self._clocks for clock in _spoken(clocks)]

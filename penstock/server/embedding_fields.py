@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from penstock.config.errors import ParameterError, RequestError
-from penstock.core.request import Truncation
+from penstock.config.lengths import Truncation
 from penstock.server.truncation import CutBody, truncation
 
 _QUERY: Final = ("query", "search_query", "retrieval.query")

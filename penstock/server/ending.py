@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
-from penstock.core.request import Repetition
+from penstock.config.lengths import Repetition
 from penstock.search.beam import BeamParams
 from penstock.server.sampling import SamplingBody
 from penstock.server.shapes import Body

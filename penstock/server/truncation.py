@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from penstock.config import limits
-from penstock.core.request import Truncation
+from penstock.config.lengths import Truncation
 from penstock.server.shapes import RequestBody, or_null
 
 _ALLOWED = f"-1 or an integer from 1 to {limits.MAX_TOKENS}"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.core.request import Repetition
+from penstock.config.lengths import Repetition
 from penstock.engine.loops import Loop
 from penstock.text.cut import cut_tokens
 

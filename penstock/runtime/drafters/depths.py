@@ -173,18 +173,8 @@ class PricedDepths:
                 probability *= own.beside(prior)
                 worth.append((probability, number))
         worth.sort(key=lambda one: -one[0])
-        price, rows = self._price(), max(1, self._shape.rows)
-        least = _LEAST_GAIN * rows / price.step
         lengths = [0] * len(drafts)
-        taken, tokens, seconds, best = 0, float(rows), price.step + price.any, 0.0
-        for probability, _ in worth:
-            tokens, seconds = tokens + probability, seconds + price.each
-            if tokens / seconds <= best:
-                break
-            best, taken = tokens / seconds, taken + 1
-        if best < least:
-            return ()
-        for _, number in worth[:taken]:
+        for _, number in worth[: self._paying([probability for probability, _ in worth])]:
             lengths[number] += 1
         found = []
         for draft, length in zip(drafts, lengths, strict=True):
@@ -193,6 +183,20 @@ class PricedDepths:
                 known.resting = known.rest = 0
                 found.append(draft._replace(tokens=draft.tokens[:length]))
         return found
+
+    def _paying(self, worth: Sequence[float]) -> int:
+        """How many of these drafts, the best first, bring the most tokens a second; 0 where none is worth it."""
+        price, rows = self._price(), max(1, self._shape.rows)
+        tokens, seconds = float(rows), price.step + price.any
+        best, count = 0.0, 0
+        for probability in worth:
+            tokens += probability
+            seconds += price.each
+            if tokens / seconds <= best:
+                break
+            best = tokens / seconds
+            count += 1
+        return count if best >= _LEAST_GAIN * rows / price.step else 0
 
     def _price(self) -> _Price:
         shape = self._shape._replace(drafts=0)

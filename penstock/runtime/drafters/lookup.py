@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -15,7 +16,7 @@ _LONGEST_KIND: Final = 8  # tokens in common from which on drafts count as one k
 _LONGEST_SUFFIX: Final = 64  # tokens in common that are looked for
 
 
-class _Lookup:
+class _Lookup(ABC):
     """A history of each slot; a draft is one kind for each number of tokens that a place has in common with the end."""
 
     def __init__(self, most: int, least_common: int, most_common: int) -> None:
@@ -46,9 +47,9 @@ class _Lookup:
                 found.append(Draft(slot, tokens, 2 * min(common, _LONGEST_KIND) + agreed))
         return found
 
+    @abstractmethod
     def follow(self, ids: Ids, places: Places, most: int) -> tuple[tuple[int, ...], bool]:
         """At most so many tokens that stood behind these places, and whether all of them had the same ones."""
-        raise NotImplementedError
 
 
 class NgramDrafter(_Lookup):

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import param_names
-from penstock.core.request import Truncation
+from penstock.config.lengths import Truncation
 from penstock.engine.pooling import pool_all
 from penstock.server.body import read_body
 from penstock.server.context import ModelContext, ServerContext

@@ -120,10 +120,7 @@ class OpenAIReply:
             "prompt_tokens_details": {"cached_tokens": self._active.cached_tokens},
         }
         details: dict[str, int] = {"reasoning_tokens": self._reasoning_tokens} if self._call.chat else {}
-        drafted, accepted = self._active.drafts
-        if drafted:
-            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
-        if details:
+        if details := details | self._active.draft_details():
             usage["completion_tokens_details"] = details
         return usage
 
