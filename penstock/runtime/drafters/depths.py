@@ -22,7 +22,7 @@ _MEMORY: Final = 256.0  # judged drafts of a kind and place after which one coun
 _OWN_MEMORY: Final = 32.0  # the same of a sequence
 _FIXED: Final = 0.8  # of a step of one token, before its price is known: what it takes with any number
 _LEAST_GAIN: Final = 1.02  # tokens a second with drafts over without, below which it is not worth the trouble
-_LONGEST_REST: Final = 32  # steps that a slot without useful drafts is not looked at
+_LONGEST_REST: Final = 32  # steps that a slot without useful drafts is not looked at, where there are many
 
 
 class Depths(Protocol):
@@ -156,8 +156,9 @@ class PricedDepths:
                 known.resting -= 1
             else:
                 found[slot] = length
-                known.rest = min(max(1, 2 * known.rest), _LONGEST_REST)
-                known.resting = min(known.rest, max(2, 2 * self._shape.rows))  # taken back where a draft is chosen
+                # A look takes a fraction of what a step takes for a row: of few rows each is looked at in every step.
+                known.rest = min(max(1, 2 * known.rest), self._shape.rows // 4, _LONGEST_REST)
+                known.resting = known.rest  # taken back where a draft is chosen
         return found
 
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:

@@ -81,7 +81,7 @@ def test_where_nothing_is_gained_nothing_is_verified_nor_looked_for() -> None:
         wanted = depths.wanted(dict.fromkeys(range(32), 8))
         depths.chosen([Draft(slot, (1,) * most) for slot, most in wanted.items()])
         looked += len(wanted)
-    assert looked <= 64 * 32 / 16
+    assert looked <= 64 * 32 / 8
 
 
 def test_a_sequence_that_is_wrong_gets_fewer_than_one_that_is_right() -> None:
