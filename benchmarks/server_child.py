@@ -31,8 +31,9 @@ class ServerChild:
     ready_s: float
 
     def engine(self) -> psutil.Process:
-        """The engine's process, the child with torch in its memory."""
-        return next(child for child in self.http.children(recursive=True) if maps_torch(child.pid))
+        """The engine's process."""
+        children = self.http.children(recursive=True)
+        return next(child for child in children if "penstock.engine.process" in " ".join(child.cmdline()))
 
     def metric(self, name: str) -> float:
         """Sum over all labels of one metric of /metrics."""
