@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from penstock.config.code import code_digest
 from penstock.config.environment import pack_folder
-from penstock.config.errors import PenstockError
+from penstock.config.errors import MemoryPlanError, PenstockError
 from penstock.config.machine import Machine, has_accelerator_files
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
@@ -29,7 +29,7 @@ from penstock.kernels.cpu.journal import Arrays, Journal, Names
 from penstock.kernels.cpu.packed import PACKING
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
 from penstock.startup.header_plan import native_block_bytes, this_machine
-from penstock.startup.memory_plan import MemoryPlan
+from penstock.startup.memory_plan import MemoryLimits, MemoryPlan
 from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, file_name, fingerprint
 
 log = logging.getLogger(__name__)
@@ -115,11 +115,19 @@ class KeptStart:
         """Where the memory goes this time, on a machine's CPU; raises MemoryPlanError if it does not fit."""
         limits = memory_limits(asked, concrete, machine, None)
         caches = Caches(self.specs, native_block_bytes)
-        first = plan_caches(caches, concrete, limits, self.kv_types, self.facts, self.weights_bytes)
-        # A first start estimates its step, and the length it serves is recorded; the cache gets what that left over.
+
+        def planned(limits: MemoryLimits) -> MemoryPlan:
+            return plan_caches(caches, concrete, limits, self.kv_types, self.facts, self.weights_bytes)
+
         step = self.arena.bytes_of(limits.max_num_batched_tokens, limits.max_num_seqs)
-        exact = replace(limits, max_model_len=first.max_model_len, activation_bytes=min(step, first.activation_bytes))
-        plan = plan_caches(caches, concrete, exact, self.kv_types, self.facts, self.weights_bytes)
+        # A first start estimates its step, and the length it serves is recorded; the cache gets what that left over.
+        try:
+            first = planned(limits)
+        except MemoryPlanError:
+            length = min(limits.max_model_len, self.max_model_len)
+            return planned(replace(limits, max_model_len=length, activation_bytes=step))
+        step = min(step, first.activation_bytes)
+        plan = planned(replace(limits, max_model_len=first.max_model_len, activation_bytes=step))
         return replace(plan, notes=first.notes)
 
 
