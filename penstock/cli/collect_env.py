@@ -21,6 +21,7 @@ PACKAGES: Final = (
     *("fastapi", "httptools", "httpx", "httpx2", "huggingface_hub", "jinja2", "llguidance", "matplotlib"),
     *("msgspec", "nanobind-backend", "numpy", "prometheus_client", "prompt_toolkit", "pyyaml", "pyzmq"),
     *("rich", "safetensors", "tokenizers", "torch", "transformers", "triton", "typer", "uvicorn", "uvloop"),
+    "websockets",
 )
 """Whose versions are told: what Penstock needs, and what it uses where that is there."""
 

@@ -26,13 +26,13 @@ class FirstStart:
         vocab_size: of the model.
     """
 
-    def __init__(self, options: EngineOptions, drafting: Drafting) -> None:
+    def __init__(self, options: EngineOptions, drafting: Drafting | None = None) -> None:
         """Decides.
 
         Raises:
             PenstockError: as `make_engine_spec`.
         """
-        self._drafting = drafting
+        self._drafting = drafting = drafting or Drafting()
         self._spec = make_engine_spec(options, drafts=drafting.most)
         self.options, self.vocab_size = self._spec.options, self._spec.model.vocab_size
         # Files may change while they are read: what is kept is of those that were there before.

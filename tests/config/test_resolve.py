@@ -43,7 +43,7 @@ def test_everything_becomes_concrete_and_nothing_given_is_touched() -> None:
         *("memory", "kv_blocks", "max_users", "max_chunk_tokens", "pack_cache", "pack_cache_size", "load_format"),
         "quantize",
     }
-    own |= {"tool_call_parser", "reasoning_parser"}
+    own |= {"tool_call_parser", "reasoning_parser", "hf_overrides", "pooler_config", "speculative_config"}
     assert open_names <= own  # None is their own "no limit", or what the chat template tells
     for name, value, reason in resolved.reasons:
         assert getattr(resolved.options, name) == value

@@ -13,11 +13,14 @@ from penstock import LLM
 from penstock.config.constraint import Thinking
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
+from penstock.core.policies.step_cost import Estimate, StepShape
+from penstock.core.protocol import StepPlan, StepTimings
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu import native
+from penstock.runtime.drafters import methods
 from tests.engine.test_drafts import FAMILIES, KINDS, check, run
 from tests.engine.test_grammars import held
 from tests.models import tiny
@@ -27,6 +30,21 @@ METHODS = [
     {"method": "suffix", "prompt_lookup_min": 1},
     {"method": "ngram", "adaptive": False, "num_speculative_tokens": 3, "prompt_lookup_min": 1},
 ]
+
+
+class Cheap:
+    """Drafts cost a twentieth of a step, whatever the clock says."""
+
+    def learn(self, plan: StepPlan, timings: StepTimings) -> None:
+        pass
+
+    def estimate(self, shape: StepShape) -> Estimate:
+        return Estimate(1.0 + 0.05 * shape.drafts, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "LearnedStepCost", Cheap)
 
 
 def made(folder: Path, config: dict[str, object] | None, **more: object) -> Engine:

@@ -30,6 +30,7 @@ PATHS = {
     "/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {}},
     "/generative_scoring": {"query": "Hello", "items": ["you"], "label_token_ids": [5]},
+    "/vertex_generate": {"instances": [{"text": "Hello"}]},
     **{path: {"prompt": "Hello"} for path in ("/completion", "/completions")},
     **{path: {"inputs": "Hello"} for path in ("/", "/generate", "/generate_stream", "/invocations")},
     **{f"/api/{path}": {"prompt": "Hello"} for path in ("v1/generate", "latest/generate", "extra/generate/stream")},

@@ -53,6 +53,7 @@ BODIES: dict[str, dict[str, Any]] = {  # of every route that reaches the engine
     "/v1/internal/logits": {"prompt": "Hello"},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
     "/generative_scoring": {"query": "Hello", "items": ["you"], "label_token_ids": [5]},
+    "/vertex_generate": {"instances": [{"text": "Hello"}]},
     "/v1/moderations": TEXTS,
     "/classify": TEXTS,
     "/v1/classify": TEXTS,
@@ -63,7 +64,9 @@ BODIES: dict[str, dict[str, Any]] = {  # of every route that reaches the engine
 }
 TEXT_ONLY = {
     *(f"{prefix}/{name}" for prefix in ("", "/v1") for name in ("tokenize", "detokenize")),
-    *(f"/v1/{name}/render" for name in ("chat/completions", "completions")),
+    *(f"/v1/{name}/render" for name in ("chat/completions", "completions", "responses", "messages")),
+    *(f"/{name}" for name in ("pause", "resume", "pause_generation", "continue_generation")),
+    *(f"/{name}" for name in ("flush_cache", "reset_prefix_cache")),
     *(f"/v1/{name}/input_tokens" for name in ("chat/completions", "responses")),
     *(f"/api/{name}" for name in ("show", "pull", "push", "create", "copy", "blobs/{digest}")),
     *("/apply-template", "/chat_tokenize", "/abort_request"),

@@ -8,8 +8,9 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -254,6 +255,7 @@ async def test_the_times_of_many_prompts_are_told_in_linear_work(prompts: int, m
 
     class Generation:
         prompt_ids, cached_tokens, queue_seconds = (1, 2, 3), 1, 0.0
+        drafts: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
         async def aclose(self) -> None:
             pass

@@ -104,7 +104,14 @@ class Guard:
 
 
 def _has(text: str, name: str) -> bool:
-    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
+    """Whether a name stands in a text as a word of its own."""
+    at = text.find(name)
+    while at >= 0:
+        around = text[max(0, at - 1) : at] + text[at + len(name) : at + len(name) + 1]
+        if not any(one.isalnum() or one in "_-" for one in around):
+            return True
+        at = text.find(name, at + 1)
+    return False
 
 
 _HAZARDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
