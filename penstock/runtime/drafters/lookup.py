@@ -13,7 +13,7 @@ from penstock.runtime.drafters.drafter import Draft
 from penstock.runtime.drafters.history import History, Ids, Places
 
 _LONGEST_KIND: Final = 8  # tokens in common from which on drafts count as one kind
-_LONGEST_SUFFIX: Final = 64  # tokens in common that are looked for
+_LONGEST_SUFFIX: Final = 16  # tokens in common that are looked for: each takes a look at 64 places
 
 
 class _Lookup(ABC):
