@@ -14,6 +14,7 @@ _NOT_HERE: Final = (
     "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "p_eagle", "lookahead", "dflash",
 )  # fmt: skip
 _DEFAULT_DRAFTS: Final = 12
+_LEAST_COMMON: Final = 2  # tokens
 _FIELDS: Final = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "adaptive")
 
 
@@ -31,7 +32,7 @@ class Speculation:
 
     method: str
     num_speculative_tokens: int = _DEFAULT_DRAFTS
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = _LEAST_COMMON
     prompt_lookup_max: int = 4
     adaptive: bool = True
 
@@ -71,7 +72,7 @@ def speculation(text: str | None) -> Speculation | None:
 
 def _given(found: dict[str, Any]) -> int:
     most = found.get("prompt_lookup_max")
-    return most if isinstance(most, int) and most >= 1 else MOST_DRAFTS
+    return most if isinstance(most, int) and most >= 1 else _LEAST_COMMON
 
 
 def _whole(text: str, found: dict[str, Any], name: str, low: int, high: int, default: int) -> int:

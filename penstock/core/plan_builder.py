@@ -16,6 +16,7 @@ class PlanBuilder:
     Attributes:
         step: its number.
         budget: tokens it may still be given.
+        spare: those of them that may be drafts, which leave every sequence a token, and prompts as many as drafts take.
         scheduled: what each sequence computes.
         encoder_work: what is encoded first.
         preempted: whether a sequence was sent back for it.
@@ -23,6 +24,7 @@ class PlanBuilder:
 
     step: int
     budget: int
+    spare: int = 0
     scheduled: dict[Sequence, ScheduledTokens] = field(default_factory=dict)
     encoder_work: list[EncoderWork] = field(default_factory=list)
     preempted: bool = False
@@ -44,6 +46,7 @@ class PlanBuilder:
         )
         sequence.advance(length + len(drafts))
         self.budget -= length + len(drafts)
+        self.spare -= len(drafts)
 
     def withdraw(self, sequence: Sequence) -> bool:
         """Takes back one token's schedule; whether the runner would have been told of new blocks with it."""

@@ -195,6 +195,7 @@ class Scheduler:
         builder = PlanBuilder(self._next_step, self.options.max_num_batched_tokens)
         remaining = [(sequence, sequence.remaining) for sequence in self.running]
         waiting = [sequence for sequence, length in remaining if not length]
+        builder.spare = (builder.budget - len(remaining)) // 2
         held = sum(s.in_flight > 0 and s.request.waits_for_tokens for s in waiting) if waiting else 0
         if held > _MOST_HELD_SHARE * len(remaining):
             return None
@@ -241,7 +242,7 @@ class Scheduler:
     def _draft(self, sequence: Sequence, target: int, builder: PlanBuilder) -> bool:
         """Schedules a sequence with its drafts, if they fit without anybody being preempted for them."""
         length = target - sequence.computed
-        room = min(builder.budget - length, self._chunk - length, sequence.longest - sequence.known - 1)
+        room = min(builder.spare, builder.budget - length, self._chunk - length, sequence.longest - sequence.known - 1)
         drafts = sequence.drafts[: max(0, room)]
         sequence.drafts = ()
         if target < sequence.known or not drafts:

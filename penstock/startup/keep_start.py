@@ -87,7 +87,7 @@ def keep_start(
 
 def _arena(options: EngineOptions, size: int) -> Arena:
     assert options.max_num_batched_tokens and options.max_num_seqs
-    return Arena(size, options.max_num_batched_tokens, options.max_num_seqs)
+    return Arena.of(size, options.max_num_batched_tokens, options.max_num_seqs)
 
 
 def _refusal(spec: EngineSpec) -> str | None:

@@ -35,6 +35,7 @@ from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, f
 log = logging.getLogger(__name__)
 VERSION: Final = 3  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
 _UNUSABLE: Final = (PackCacheError, PenstockError, LookupError, TypeError, ValueError, OSError)
+_LOGIT_ROWS: Final = 128  # fewest rows that logits have room for (`runtime.runner.PROMPT_LOGIT_ROWS`)
 MOST_CONSTANTS: Final = 64 << 20  # bytes
 # What a recording depends on, besides the length that is served. Sizes of steps and caches are free.
 RECORDED_UNDER: Final = (
@@ -45,15 +46,20 @@ RECORDED_UNDER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What the largest step takes of recordings that were made for so many tokens and sequences."""
+    """What the largest step takes of recordings that were made for so many tokens, and logits of so many rows."""
 
     size: int  # bytes
     tokens: int
-    sequences: int
+    rows: int
+
+    @classmethod
+    def of(cls, size: int, tokens: int, sequences: int) -> Arena:
+        """For steps of so many tokens and sequences."""
+        return cls(size, tokens, max(sequences, _LOGIT_ROWS))
 
     def bytes_of(self, tokens: int, sequences: int) -> int:
         """What it takes where a step is larger or smaller, exactly or from above: places grow with one or the other."""
-        return math.ceil(self.size * max(tokens / self.tokens, sequences / self.sequences))
+        return math.ceil(self.size * max(tokens / self.tokens, max(sequences, _LOGIT_ROWS) / self.rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def true_seconds(shape: StepShape) -> float:
         + 0.0005 * shape.generated
         + 1e-7 * shape.context
         + 0.0001 * shape.rows
-        + (0.0003 * shape.drafts + 0.001 * (shape.drafts > 0))
+        + (0.0003 * shape.drafts)
     )
 
 

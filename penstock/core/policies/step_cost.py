@@ -43,9 +43,8 @@ class StepShape(NamedTuple):
 
     @property
     def columns(self) -> tuple[float, ...]:
-        """1, what is counted, and whether there are drafts: such a step is made another way."""
-        counted = (float(self.prompt), float(self.generated), float(self.context), float(self.rows))
-        return (1.0, *counted, float(self.drafts), float(self.drafts > 0))
+        """1, and what is counted."""
+        return (1.0, *map(float, self))
 
 
 @dataclass(frozen=True, slots=True)

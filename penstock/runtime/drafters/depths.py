@@ -20,8 +20,9 @@ _PRIOR: Final = 0.5  # acceptance of a first draft of which nothing is known
 _TRIALS: Final = 4.0  # drafts that an estimate counts for beside a sequence's own
 _MEMORY: Final = 256.0  # judged drafts of a kind and place after which one counts 1/e
 _OWN_MEMORY: Final = 32.0  # the same of a sequence
-_FIXED: Final = 0.8  # of a step of one token, before its price is known: what it takes with any number
+_FIXED: Final = 0.8  # share of a one-token step that is taken not to grow with its tokens, before that is known
 _LEAST_GAIN: Final = 1.02  # tokens a second with drafts over without, below which it is not worth the trouble
+_TRIED_EVERY: Final = 64  # refused drafts that would be right more often than not, of which one is tried
 _LONGEST_REST: Final = 32  # steps that a slot without useful drafts is not looked at, where there are many
 
 
@@ -105,10 +106,9 @@ class _Slot:
 
 
 class _Price(NamedTuple):
-    """Seconds of a step without drafts, what any drafts add, and what each adds."""
+    """Seconds of a step without drafts, and what each draft adds."""
 
     step: float
-    any: float
     each: float
 
 
@@ -120,6 +120,7 @@ class PricedDepths:
         self._slots: dict[int, _Slot] = {}
         self._rates: dict[tuple[int, int], _Rate] = {}  # by kind and place
         self._shape = StepShape(0, 1, 1, 1)
+        self._refused = 0
 
     def begin(self, new: NewSequence) -> None:
         """As Depths."""
@@ -188,7 +189,7 @@ class PricedDepths:
     def _paying(self, worth: Sequence[float]) -> int:
         """How many of these drafts, the best first, bring the most tokens a second; 0 where none is worth it."""
         price, rows = self._price(), max(1, self._shape.rows)
-        tokens, seconds = float(rows), price.step + price.any
+        tokens, seconds = float(rows), price.step
         best, count = 0.0, 0
         for probability in worth:
             tokens += probability
@@ -197,15 +198,19 @@ class PricedDepths:
                 break
             best = tokens / seconds
             count += 1
-        return count if best >= _LEAST_GAIN * rows / price.step else 0
+        if best >= _LEAST_GAIN * rows / price.step:
+            return count
+        if not worth or worth[0] < _PRIOR:
+            return 0
+        self._refused += 1  # a price that was learned under another load is put right by trying now and then
+        return min(2, len(worth)) if self._refused % _TRIED_EVERY == 0 else 0
 
     def _price(self) -> _Price:
+        """As it was learned; as long as no draft's price is known, most of a step is taken to be the same for any."""
         shape = self._shape._replace(drafts=0)
-        estimate = self._cost.estimate(shape)
-        if estimate is None or estimate.seconds <= 0.0:
-            each = (1.0 - _FIXED) / (_FIXED + (1.0 - _FIXED) * max(1, shape.rows))
-            return _Price(1.0, 0.0, each)
-        one, many = (self._cost.estimate(shape._replace(drafts=count)) for count in (1, 9))
-        assert one is not None and many is not None
-        each = max(0.0, (many.seconds - one.seconds) / 8)
-        return _Price(estimate.seconds, max(0.0, one.seconds - estimate.seconds - each), each)
+        estimate, many = self._cost.estimate(shape), self._cost.estimate(shape._replace(drafts=8))
+        step = 1.0 if estimate is None or estimate.seconds <= 0.0 else estimate.seconds
+        each = 0.0 if estimate is None or many is None else (many.seconds - estimate.seconds) / 8
+        if each <= 0.0:
+            each = step * (1.0 - _FIXED) / (_FIXED + (1.0 - _FIXED) * max(1, shape.rows))
+        return _Price(step, each)

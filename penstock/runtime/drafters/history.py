@@ -11,7 +11,8 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no token is lost
-_LATEST: Final = 64  # places like the end that are looked at further: the last ones
+_SEARCHED: Final = 4096  # places like the end that are looked at further: the last ones
+_LATEST: Final = 64  # of those with the most in common, that are told
 
 
 class History:
@@ -41,7 +42,7 @@ class History:
         nowhere = np.empty(0, np.int64)
         if size <= self._least:
             return ids[:size], nowhere, 0
-        places = np.flatnonzero(self._keys[self._least - 1 : size - 1] == self._keys[size - 1])[-_LATEST:]
+        places = np.flatnonzero(self._keys[self._least - 1 : size - 1] == self._keys[size - 1])[-_SEARCHED:]
         places += self._least
         common = self._least
         while common < most and len(places):
@@ -51,7 +52,7 @@ class History:
                 break
             places = longer
             common += 1
-        return ids[:size], places, common
+        return ids[:size], places[-_LATEST:], common
 
     def _enter(self) -> None:
         added = sum(map(len, self._pending))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from penstock.config.sampling import SamplingParams
-from penstock.core.policies.step_cost import Estimate, StepShape
+from penstock.core.policies.step_cost import Estimate, LearnedStepCost, StepShape
 from penstock.core.protocol import NewSequence, ScheduledTokens, StepPlan, StepTimings
 from penstock.runtime.drafters.depths import PricedDepths
 from penstock.runtime.drafters.drafter import Draft
@@ -16,15 +16,14 @@ from penstock.runtime.drafters.drafter import Draft
 class Known:
     """Steps cost what they are said to."""
 
-    def __init__(self, fixed: float, each: float, any_drafts: float = 0.0) -> None:
-        self.fixed, self.each, self.any_drafts = fixed, each, any_drafts
+    def __init__(self, fixed: float, each: float) -> None:
+        self.fixed, self.each = fixed, each
 
     def learn(self, plan: StepPlan, timings: StepTimings) -> None:
         pass
 
     def estimate(self, shape: StepShape) -> Estimate | None:
-        extra = self.any_drafts * (shape.drafts > 0)
-        return Estimate(self.fixed + self.each * (shape.rows + shape.drafts) + extra, 0.0)
+        return Estimate(self.fixed + self.each * (shape.rows + shape.drafts), 0.0)
 
 
 def new(slot: int) -> NewSequence:
@@ -60,12 +59,12 @@ def lived(cost: Known, right: float, rows: int = 1, steps: int = 400) -> tuple[f
 def speed(cost: Known, right: float, rows: int, depth: int) -> float:
     """Tokens a second with the same depth for all rows."""
     tokens = rows * sum(right**place for place in range(depth + 1))
-    return tokens / (cost.fixed + cost.each * rows * (1 + depth) + (cost.any_drafts if depth else 0.0))
+    return tokens / (cost.fixed + cost.each * rows * (1 + depth))
 
 
 @pytest.mark.parametrize("rows", [1, 8, 48])
 @pytest.mark.parametrize("right", [0.05, 0.5, 0.7, 0.9])
-@pytest.mark.parametrize("cost", [Known(0.02, 0.001), Known(0.02, 0.01), Known(0.0, 0.01), Known(0.02, 0.002, 0.01)])
+@pytest.mark.parametrize("cost", [Known(0.02, 0.001), Known(0.02, 0.01), Known(0.0, 0.01)])
 def test_the_depth_is_as_good_as_the_best_fixed_one(cost: Known, right: float, rows: int) -> None:
     length, _ = lived(cost, right, rows)
     best = max(speed(cost, right, rows, depth) for depth in range(9))
@@ -98,3 +97,30 @@ def test_a_sequence_that_is_wrong_gets_fewer_than_one_that_is_right() -> None:
         for slot, right in ((0, 0.95), (1, 0.05)):
             depths.take(slot, [1 if dice.random() < right else 0 for _ in range(8)])
     assert total[0] > 6 * total[1]
+
+
+def test_before_a_price_is_known_a_busy_batch_is_not_flooded() -> None:
+    """A learned cost that has seen no drafts says that they cost nothing."""
+    cost = LearnedStepCost()
+    for rows in (1, 64) * 40:
+        cost.learn(plan_of(rows), StepTimings(0.0, 0.1 + 0.01 * rows, 0.0))
+    depths = PricedDepths(cost)
+    for slot in range(64):
+        depths.begin(new(slot))
+    depths.step(plan_of(64))
+    wanted = depths.wanted(dict.fromkeys(range(64), 8))
+    chosen = depths.chosen([Draft(slot, (1,) * most) for slot, most in wanted.items()])
+    assert sum(len(draft.tokens) for draft in chosen) <= 64
+
+
+def test_a_price_from_a_busy_time_is_put_right_by_trying() -> None:
+    dear = Known(0.0, 0.05)
+    length, depths = lived(dear, 0.9, rows=1, steps=200)
+    assert length < 1.0
+    tried = 0
+    for _ in range(256):
+        depths.step(plan_of(1))
+        chosen = depths.chosen([Draft(0, (1,) * 8)])
+        tried += sum(len(draft.tokens) for draft in chosen)
+        depths.take(0, [1])
+    assert 0 < tried <= 16

@@ -82,7 +82,7 @@ def add_about(router: APIRouter, context: ServerContext) -> None:
         info, stats = model.frontend.info, await model.frontend.client.stats()
         if query.fail_on_no_slot and stats.running >= info.max_num_seqs:
             raise not_ready("No slot is free; retry shortly.", "no_slot")
-        told = {"id_task": -1, "n_ctx": info.max_model_len, "speculative": False}
+        told = {"id_task": -1, "n_ctx": info.max_model_len, "speculative": info.drafts > 0}
         return json_response(
             [{"id": slot, **told, "is_processing": slot < stats.running} for slot in range(info.max_num_seqs)]
         )
