@@ -30,6 +30,18 @@ def test_answers_are_those_without_drafts(windows: tuple[int | None, ...], right
     assert stats.accepted_tokens == stats.drafted_tokens if right == 8 else stats.accepted_tokens < stats.drafted_tokens
 
 
+def test_drafts_of_one_take_no_tokens_from_another() -> None:
+    """A step of 16 tokens for four sequences, each of which would fill it: all advance in every step."""
+    engine = null_engine(drafter=Guesser(12, 8), vocab_size=3, budget=16, blocks=128)
+    for name in "abcd":
+        engine.add(drafted(name, [1, 2], max_tokens=60))
+    engine.step()
+    for _ in range(8):
+        told = {output.request_id for output in engine.step()}
+        assert told == set("abcd")
+    assert engine.stats().accepted_tokens > 0
+
+
 def test_right_drafts_save_steps() -> None:
     steps = []
     for right in (0, 8):
