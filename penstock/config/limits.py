@@ -169,3 +169,4 @@ MAX_MODEL_FILE_BYTES = 2**44
 PART_BYTES = 32 * 2**20  # of a file that is loaded in ranges
 DOWNLOAD_STREAMS = 4
 MAX_REDIRECTS = 10
+PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.decode_steps import DecodeSteps
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from penstock.runtime.media import Encoded, MediaStore
     from penstock.runtime.pooling import Pooled, Pooler
     from penstock.runtime.replay import ReplayExecutor
-
-PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.config.resolve import Decision
 from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.copies import check
@@ -26,7 +27,7 @@ from penstock.runtime.graphs import (
 )
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.pooling import Pooler
-from penstock.runtime.runner import PROMPT_LOGIT_ROWS, Collaborators, ModelRunner
+from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights

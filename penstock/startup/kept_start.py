@@ -19,6 +19,7 @@ from typing import Any, Final
 from penstock.config.code import code_digest
 from penstock.config.environment import pack_folder
 from penstock.config.errors import MemoryPlanError, PenstockError
+from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.config.machine import Machine, has_accelerator_files
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
@@ -35,7 +36,6 @@ from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, f
 log = logging.getLogger(__name__)
 VERSION: Final = 3  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
 _UNUSABLE: Final = (PackCacheError, PenstockError, LookupError, TypeError, ValueError, OSError)
-_LOGIT_ROWS: Final = 128  # fewest rows that logits have room for (`runtime.runner.PROMPT_LOGIT_ROWS`)
 MOST_CONSTANTS: Final = 64 << 20  # bytes
 # What a recording depends on, besides the length that is served. Sizes of steps and caches are free.
 RECORDED_UNDER: Final = (
@@ -55,11 +55,11 @@ class Arena:
     @classmethod
     def of(cls, size: int, tokens: int, sequences: int) -> Arena:
         """For steps of so many tokens and sequences."""
-        return cls(size, tokens, max(sequences, _LOGIT_ROWS))
+        return cls(size, tokens, max(sequences, PROMPT_LOGIT_ROWS))
 
     def bytes_of(self, tokens: int, sequences: int) -> int:
         """What it takes where a step is larger or smaller, exactly or from above: places grow with one or the other."""
-        return math.ceil(self.size * max(tokens / self.tokens, max(sequences, _LOGIT_ROWS) / self.rows))
+        return math.ceil(self.size * max(tokens / self.tokens, max(sequences, PROMPT_LOGIT_ROWS) / self.rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.kernels.api import KernelSet
 from penstock.kernels.devices import MemoryMeter
 from penstock.kernels.sampling import RowSettings
 from penstock.layers.batch import Batch, GroupTables, MaskKind
 from penstock.models.registry import Model
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.runner import PROMPT_LOGIT_ROWS
 from penstock.startup.engine_spec import EngineSpec
 from penstock.startup.memory_plan import Measured
 

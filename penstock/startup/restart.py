@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.config.resolve import Decision
 from penstock.core.kv.cache_spec import group_layers
 from penstock.kernels.cache import KvTensors
@@ -19,7 +20,7 @@ from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.replay import ReplayExecutor
-from penstock.runtime.runner import PROMPT_LOGIT_ROWS, Collaborators, ModelRunner
+from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.kept_start import Again
 from penstock.startup.scheduling import scheduler_options, spare_states

@@ -2,8 +2,8 @@
 
 A draft is worth the probability that it and all before it are right, and costs what a step takes longer by one token.
 The best are taken while tokens over time rises. Both sides are learned while the engine works: acceptance by kind of
-draft, place in it and sequence; the price by `core.policies.step_cost`. What is not verified is judged too, by what
-came.
+draft, place in it and sequence; the price by `core.policies.step_cost`. Of what is not
+verified the first token is judged too, by what came.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ _LATEST: Final = 64  # of those with the most in common, that are told
 
 
 class History:
-    """Tokens that only grow. A lookup compares one array of 8 bytes a token; 100,000 tokens take about 50 µs."""
+    """Tokens that only grow. A lookup compares one array of 8 bytes a token; 100,000 tokens take 0.03 to 0.3 ms."""
 
     def __init__(self, tokens: Sequence[int], least: int) -> None:
-        """`least`: tokens that a place must have in common with the end, 1 to 4."""
+        """`least`: tokens that a place must have in common with the end, at least 1."""
         self._least = least
         self._pending: list[Sequence[int]] = [tokens]
         self._size = 0

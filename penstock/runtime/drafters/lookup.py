@@ -13,7 +13,7 @@ from penstock.runtime.drafters.drafter import Draft
 from penstock.runtime.drafters.history import History, Ids, Places
 
 _LONGEST_KIND: Final = 8  # tokens in common from which on drafts count as one kind
-_LONGEST_SUFFIX: Final = 16  # tokens in common that are looked for: each takes a look at 64 places
+_LONGEST_SUFFIX: Final = 16  # tokens in common that are looked for, one comparison of places for each
 
 
 class _Lookup(ABC):
@@ -43,7 +43,7 @@ class _Lookup(ABC):
         for slot, most in wanted.items():
             ids, places, common = self._histories[slot].like_the_end(self._common)
             if len(places):
-                tokens, agreed = self.follow(ids, places, min(most, self.most))
+                tokens, agreed = self.follow(ids, places, most)
                 found.append(Draft(slot, tokens, 2 * min(common, _LONGEST_KIND) + agreed))
         return found
 

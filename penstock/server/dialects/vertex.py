@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.server.body import read_body
+from penstock.server.dialects.sagemaker import HandedOver
 from penstock.server.document import takes
 from penstock.server.encoding import encode_json
 from penstock.server.errors import bad_value
@@ -32,23 +33,12 @@ class VertexBody(Loose):
     parameters: Annotated[dict[str, Any] | None, WithJsonSchema({"type": "object", "maxProperties": 0})] = None
 
 
-class _Predictions(Response):
+class _Predictions(HandedOver):
     """The answer of SGLang's route as predictions; errors as they are."""
 
-    def __init__(self, request: Request, body: bytes) -> None:
-        super().__init__()
-        self._request, self._sent = request, body
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        read, parts = False, list[bytes]()
+        parts = list[bytes]()
         begun: Message | None = None
-
-        async def again() -> Message:
-            nonlocal read
-            if read:
-                return await receive()
-            read = True
-            return {"type": "http.request", "body": self._sent, "more_body": False}
 
         async def wrapped(message: Message) -> None:
             nonlocal begun
@@ -65,8 +55,7 @@ class _Predictions(Response):
                     await send({**begun, "headers": headers})
                     await send({"type": "http.response.body", "body": body})
 
-        inner: dict[str, Any] = {**scope, "path": "/generate", "raw_path": b"/generate"}
-        await self._request.app.router(inner, again, wrapped)
+        await super().__call__(scope, receive, wrapped)
 
 
 def vertex_router() -> APIRouter:
@@ -81,7 +70,7 @@ def vertex_router() -> APIRouter:
             raise bad_value("parameters.stream", True, "false; predictions are told whole")
         if clash := next((name for name in (*_KEYS, *_MEDIA, "inputs") if name in parameters), None):
             raise bad_value(f"parameters.{clash}", parameters[clash], "nothing; instances have it")
-        return _Predictions(request, encode_json({**parameters, **_inputs(body.instances)}))
+        return _Predictions(request, "/generate", encode_json({**parameters, **_inputs(body.instances)}))
 
     return router
 
