@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,6 +38,11 @@ class Case:
         """Operations: two products for every query and key that it sees."""
         pairs = sum(queries * (context - queries) + queries * (queries + 1) / 2 for queries, context in self.rows)
         return 2.0 * pairs * self.heads * (self.dim + (self.value_dim or self.dim))
+
+    @property
+    def width(self) -> int:
+        """Blocks of the longest row."""
+        return -(-max(context for _, context in self.rows) // BLOCK)
 
     @property
     def decodes(self) -> bool:
@@ -86,31 +91,34 @@ def filled(setting: Setting, ops: KernelSet, case: Case, blocks: int) -> KvTenso
     return cache
 
 
+def prepared(setting: Setting, case: Case) -> Callable[[], object]:
+    """One call of the op; what tiles it takes is decided in the call."""
+    ops = setting.kernels(case.kv_type)
+    device = setting.torch_device
+    lens, contexts = [row[0] for row in case.rows], [row[1] for row in case.rows]
+    width = case.width
+    blocks = 1 + width * len(case.rows)
+    cache = filled(setting, ops, case, blocks)
+    table = 1 + torch.randperm(blocks - 1, device=device).int().view(len(case.rows), width)
+    starts = torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32, device=device)
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
+    plan = ops.plan_attention(cache, starts, lengths, table, lens, contexts, None)
+    query = setting.random(sum(lens), case.heads * case.dim)
+    return partial(ops.paged_attention, query, cache, plan, case.dim**-0.5)
+
+
 def attention(setting: Setting) -> Iterator[Figure]:
     cases = TINY if setting.tiny else [CASES[i] for i in QUICK] if setting.quick else CASES
     for case in cases:
-        ops = setting.kernels(case.kv_type)
-        device = setting.torch_device
-        lens, contexts = [row[0] for row in case.rows], [row[1] for row in case.rows]
-        width = -(-max(contexts) // BLOCK)
-        blocks = 1 + width * len(case.rows)
-        cache = filled(setting, ops, case, blocks)
-        table = 1 + torch.randperm(blocks - 1, device=device).int().view(len(case.rows), width)
-        starts = torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32, device=device)
-        lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
-        plan = ops.plan_attention(cache, starts, lengths, table, lens, contexts, None)
-        query = setting.random(sum(lens), case.heads * case.dim)
-        scale = case.dim**-0.5
-        seconds = setting.seconds([partial(ops.paged_attention, query, cache, plan, scale)])
+        seconds = setting.seconds([prepared(setting, case)])
         if case.decodes:
-            size = ops.cache_block_bytes(
+            size = setting.kernels(case.kv_type).cache_block_bytes(
                 case.kv_type, BLOCK, case.kv_heads, case.dim, case.value_dim or case.dim, case.latent
             )
-            rate = size * width * len(case.rows) / seconds
+            rate = size * case.width * len(case.rows) / seconds
             share = setting.share(rate, "read")
             yield Figure(case.name, rate / 1e9, "GB/s", share, "bandwidth", case.least)
         else:
             rate = case.work / seconds
             note = "" if (share := setting.share(rate, "bf16")) is None else f"{share:.0%} of bf16 peak"
             yield Figure(case.name, rate / 1e12, "TFLOP/s", least=case.least, note=note)
-        del cache, plan

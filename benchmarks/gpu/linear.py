@@ -52,13 +52,13 @@ def linear(setting: Setting) -> Iterator[Figure]:
         copies = 1 if setting.tiny else -(-COLD_BYTES // size)
         layers = [packed, *(copy.deepcopy(packed) for _ in range(copies - 1))]
         for rows in counts:
-            seconds = setting.seconds([run for layer in layers for run in _calls(setting, chosen, layer, rows)])
+            seconds = setting.seconds([run for layer in layers for run in calls(setting, chosen, layer, rows)])
             rate = copies * size / seconds
             least = TARGETS.get(kind) if rows == 1 else None
             yield Figure(f"{kind}, {rows} rows", rate / 1e9, "GB/s", setting.share(rate, "read"), "bandwidth", least)
         rows = 3 if setting.tiny else PROMPT
         work = 2 * rows * sum(weight.rows * shapes[name][1] for name, weight in packed.items())
-        rate = work / setting.seconds(_calls(setting, chosen, packed, rows))
+        rate = work / setting.seconds(calls(setting, chosen, packed, rows))
         limit = EIGHTS.get(kind, "bf16")
         yield Figure(f"{kind}, {rows} rows", rate / 1e12, "TFLOP/s", setting.share(rate, limit), f"{limit} peak")
         del packed, layers
@@ -77,7 +77,7 @@ def head(setting: Setting) -> Iterator[Figure]:
             yield Figure(name, rate / 1e9, "GB/s", setting.share(rate, "read"), "bandwidth")
 
 
-def _calls(setting: Setting, ops: KernelSet, layer: dict[str, Any], rows: int) -> list[Callable[[], object]]:
+def calls(setting: Setting, ops: KernelSet, layer: dict[str, Any], rows: int) -> list[Callable[[], object]]:
     """The layer's products, with the activation of its gates."""
     calls: list[Callable[[], object]] = []
     for name, weight in layer.items():

@@ -108,9 +108,9 @@ class Setting:
         self.note_chosen({choice.op: (choice.chosen.name, str(choice.refused)) for choice in choices})
 
     def note_chosen(self, chosen: Mapping[str, tuple[str, str]]) -> None:
-        """The same of op → (implementation, why not another)."""
+        """The same of op → (implementation, why not another), but for what the host does while a model is loaded."""
         for op, (name, why) in chosen.items():
-            if name.startswith("reference"):
+            if name.startswith("reference") and op.partition(" ")[0] != "dequantize":
                 self.references[op] = why
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -34,7 +34,7 @@ class Sizes:
 
 REAL = Sizes(
     matrices=((6144, 4096), (4096, 14336)),
-    rows=(1, 40, 300),
+    rows=(1, 40, 600),
     attention=((1, 5000), (1, 300), (4, 2100), (100, 1500), (130, 130)),
     heads=(32, 8, 128),
     dtype=torch.bfloat16,

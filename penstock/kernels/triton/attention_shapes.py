@@ -103,19 +103,20 @@ class Tile(NamedTuple):
     stages: int
 
 
-def _usual(long: bool, elements: int, wide: bool) -> Tile:
-    """For so many elements of a padded key and value; `wide`: of four bytes."""
-    if long:
-        if wide:
-            return Tile(64, 32, 4, 1)
-        if elements <= 256:
-            return Tile(128, 64, 8, 3)
-        return Tile(128, 64, 8, 2) if elements <= 512 else Tile(64, 32, 8, 2)
+def _usual(long: bool, elements: int, wide: bool, scaled: bool) -> Tile:
+    """For so many elements of a padded key and value; `wide`: of four bytes; `scaled`: kept as FP8.
+
+    The fastest on an H200 (benchmarks/gpu/tiles.py).
+    """
     if wide:
         return Tile(64, 32, 4, 1)
     if elements <= 256:
-        return Tile(64, 64, 4, 3)
-    return Tile(64, 64, 4, 2) if elements <= 512 else Tile(64, 32, 8, 2)
+        if scaled:
+            return Tile(128, 64, 8, 3) if long else Tile(64, 128, 4, 2)
+        return Tile(128, 128, 8, 3) if long else Tile(64, 64, 4, 2)
+    if elements <= 512:
+        return Tile(128, 64, 8, 2) if long else Tile(64, 64, 4, 2)
+    return Tile(64, 32, 8, 2) if long else Tile(64, 64, 8, 2)
 
 
 def needed(tile: Tile, key: int, value: int, size: int) -> int:
@@ -128,14 +129,14 @@ def needed(tile: Tile, key: int, value: int, size: int) -> int:
     """
     queries = tile.rows * key
     if tile.stages > 1:  # two tiles of keys and values are on their way at once, whatever more is allowed
-        return size * (queries + 2 * tile.keys * (key + value)) + 256
+        return size * (queries + 2 * tile.keys * (key + value)) + 1024
     return size * (queries + tile.keys * max(key, value) + tile.rows * tile.keys) + 256
 
 
 @functools.cache
-def fitted(long: bool, key: int, value: int, size: int, limit: int) -> Tile | None:
+def fitted(long: bool, key: int, value: int, size: int, limit: int, scaled: bool = False) -> Tile | None:
     """The usual tile, made smaller where it needs more than `limit` bytes (0 for none); None if the smallest does."""
-    tile = _usual(long, key + value, size == 4)
+    tile = _usual(long, key + value, size == 4, scaled)
     while limit and needed(tile, key, value, size) > limit:
         if tile.stages > 1:
             tile = tile._replace(stages=1)
@@ -158,15 +159,17 @@ def refuse_heads(key_dim: int, value_dim: int, size: int, limit: int) -> str | N
     return f"heads of {key_dim} elements take {least} bytes of shared memory, and this GPU has {limit}"
 
 
-def _tile(long: bool, key: int, value: int, size: int, limit: int, fixed: bool) -> Tile:
+def _tile(long: bool, key: int, value: int, size: int, limit: int, scaled: bool, fixed: bool) -> Tile:
     """The tile that fits. If `fixed`, long rows have that of short ones, or a larger one that computes rows alike."""
     few, many = (
-        fitted(each, key, value, size, limit) or _usual(each, key + value, size == 4) for each in (False, True)
+        fitted(each, key, value, size, limit, scaled) or _usual(each, key + value, size == 4, scaled)
+        for each in (False, True)
     )
     if not fixed:
         return many if long else few
-    alike = key + value <= 256 and many.keys == few.keys and many.rows >= few.rows >= 64
-    return many if long and alike else few
+    large = many._replace(keys=few.keys)
+    room = not limit or needed(large, key, value, size) <= limit
+    return large if long and room and key + value <= 256 and many.rows >= few.rows >= 64 else few
 
 
 def shape_of(
@@ -191,7 +194,9 @@ def shape_of(
     key_cut, k0, k1 = pieces(layout.key_dim, layout.value_dim if latent else None)
     elements = k0 + k1 + (0 if latent else v0 + v1)
     limit = shared_memory("interpreter" if INTERPRETED.value else "cuda")
-    rows, keys, warps, stages = _tile(queries == LONG, k0 + k1, elements - k0 - k1, dtype.itemsize, limit, fixed)
+    rows, keys, warps, stages = _tile(
+        queries == LONG, k0 + k1, elements - k0 - k1, dtype.itemsize, limit, layout.scaled, fixed
+    )
     least = rows if fixed else LEAST
     tile_heads = min(group, rows)
     of_tile = rows // tile_heads if queries == LONG else max(1, min(queries, rows // tile_heads))

@@ -13,10 +13,10 @@ from torch.nn import functional
 from penstock.kernels.adapters import Adapted
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Implementation, KernelContext
-from penstock.kernels.triton import FIXED_ORDER, packing, scaled
+from penstock.kernels.triton import FIXED_ORDER, packing, scaled, unpacked
 from penstock.kernels.triton.activations import check, gate
 from penstock.kernels.triton.adapters import adapter
-from penstock.kernels.triton.packing import Eights, Packed, packable
+from penstock.kernels.triton.packing import Eights, Packed, Planes, packable
 from penstock.kernels.triton.products import Gating, multiply
 from penstock.kernels.triton.tables import embedding
 
@@ -48,13 +48,16 @@ def linear(
 ) -> Tensor:
     """As kernels.api.LinearOp.
 
-    Plain weights are multiplied by a kernel whose order of sums is fixed if `fixed`, FP8 ones `by_torch` where there
-    are many rows.
+    Plain weights, and coded ones where there are many rows, are multiplied by torch, unless the order of sums is to be
+    `fixed`; FP8 ones are `by_torch` where there are many rows.
     """
     if by_torch and len(weight.parts) == 1 and isinstance(part := weight.parts[0], Eights) and scaled.serves(x, part):
         out = scaled.multiply(x, part)
         out = out if bias is None else out.add_(bias)
         return out if residual is None else out.add_(residual)
+    if not fixed and len(weight.parts) == 1 and unpacked.serves(x, coded := weight.parts[0]):
+        assert isinstance(coded, Planes)
+        return unpacked.multiply(x, coded, bias, residual)
     if not fixed and len(weight.parts) == 1 and isinstance(plain := weight.parts[0], Tensor):
         if residual is None:
             return functional.linear(x, plain, bias)
@@ -87,6 +90,7 @@ def gated_linear(
     """As kernels.api.GatedLinear."""
     part = weight.parts[0]
     apart = scaled.serves(x, part) if by_torch else isinstance(part, Tensor) and not fixed
+    apart = apart or (not fixed and unpacked.serves(x, part))
     if len(weight.parts) > 1 or apart or (by_torch and isinstance(part, Tensor)):
         products = linear(x, weight, bias, fixed=fixed, by_torch=by_torch)
         if adapters is not None:

@@ -127,7 +127,7 @@ def quantized(x: Tensor, part: Eights) -> tuple[Tensor, Tensor]:
     largest = 127 if values.dtype == torch.int8 else 448
     block = triton.next_power_of_2(group)
     tiles._quantize[(rows, groups)](
-        x, values, scales, inputs, x.stride(0), groups, largest, group, block, num_warps=min(8, max(1, block // 512))
+        x, values, scales, inputs, x.stride(0), groups, largest, group, block, num_warps=min(16, max(1, block // 512))
     )
     return values, scales
 

@@ -1,4 +1,4 @@
-"""Rows of tables that may be coded: one program a row and block of inputs."""
+"""Rows of tables that may be coded: one program a row, or a few, and block of inputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from penstock.kernels.triton.operands import codes_of, matrix_of
 from penstock.kernels.triton.packing import PLANES, TILE, Packed, Planes
 from penstock.kernels.triton.tiles import coded
 
+_MANY = 1024  # rows from which on a program takes several
 
-@triton.jit(do_not_specialize_on_alignment=["numbers"])
-def _look_up(numbers, weight, out, factor, inputs, CODES: tl.constexpr, COUNT: tl.constexpr):
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["numbers"])
+def _look_up(numbers, weight, out, factor, count, inputs, CODES: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr):
     SPAN: tl.constexpr = CODES.span
     GROUP: tl.constexpr = CODES.group
-    token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(numbers + token) + tl.zeros((1,), tl.int64)
+    token, block = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    row = tl.load(numbers + token, mask=token < count, other=0)
     column = tl.arange(0, SPAN)
     place = row[:, None] * weight.words + block * SPAN + column[None, :]
     lower = tl.load(weight.low + place)
@@ -31,7 +33,9 @@ def _look_up(numbers, weight, out, factor, inputs, CODES: tl.constexpr, COUNT: t
         value = coded(lower, upper, weight, group * weight.rows + row, plane, CODES)
         value = narrow(wide(narrow(value, out.dtype.element_ty)) * factor, out.dtype.element_ty)
         k = first + column
-        tl.store(out + token * inputs + k[None, :], value, mask=(k < inputs)[None, :])
+        tl.store(
+            out + token[:, None] * inputs + k[None, :], value, mask=(token < count)[:, None] & (k < inputs)[None, :]
+        )
 
 
 def embedding(numbers: Tensor, table: Packed, scale: float = 1.0, *, dtype: torch.dtype) -> Tensor:
@@ -52,9 +56,17 @@ def embedding(numbers: Tensor, table: Packed, scale: float = 1.0, *, dtype: torc
     return rows if scale == 1.0 else rows * factor
 
 
+def unpacked(part: Planes, dtype: torch.dtype) -> Tensor:
+    """All rows [N, K], in the order in which inputs are packed."""
+    return _coded_rows(torch.arange(part.rows, device=part.low.device), part, 1.0, dtype)
+
+
 def _coded_rows(numbers: Tensor, part: Planes, factor: float, dtype: torch.dtype) -> Tensor:
     out = torch.empty(len(numbers), part.inputs, dtype=dtype, device=numbers.device)
     if len(numbers):
-        grid = len(numbers), triton.cdiv(part.inputs, PLANES * part.span)
-        _look_up[grid](numbers, matrix_of(part), out, factor, part.inputs, codes_of(part), PLANES, num_warps=1)
+        rows = 8 if len(numbers) >= _MANY else 1
+        grid = triton.cdiv(len(numbers), rows), triton.cdiv(part.inputs, PLANES * part.span)
+        _look_up[grid](
+            numbers, matrix_of(part), out, factor, len(numbers), part.inputs, codes_of(part), PLANES, rows, num_warps=1
+        )
     return out

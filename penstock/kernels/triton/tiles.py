@@ -40,12 +40,28 @@ def fields(words, plane, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _either(codes, bit: tl.constexpr, table, first: tl.constexpr):
+    """What codes choose from `first` on among 2 · bit numbers, by the bits up to `bit`."""
+    if bit == 1:
+        zero, one = tl.load(table + first), tl.load(table + first + 1)
+    else:
+        zero, one = _either(codes, bit // 2, table, first), _either(codes, bit // 2, table, first + bit)
+    return tl.where((codes & bit) != 0, one, zero)
+
+
+@triton.jit
+def _looked_up(codes, table):
+    """Entries of a table of 16: from registers, which is five times as fast as from memory."""
+    return _either(codes, 8, table, 0)
+
+
+@triton.jit
 def numbers_of(codes, table, KIND: tl.constexpr):
     """What codes stand for, in float32."""
     if KIND == "e2m1":  # the bits of float32 with the exponent 126 too small
         return (((codes & 7) << 22) | ((codes & 8) << 28)).to(tl.float32, bitcast=True) * 8.507059173023462e37
     if KIND == "table":
-        return tl.load(table + codes)
+        return _looked_up(codes, table)
     return codes.to(tl.float32)
 
 
@@ -319,8 +335,9 @@ def _quantize(x, values, scales, inputs, stride, groups, TYPE: tl.constexpr, GRO
     column = group * GROUP + place
     inside = (column < inputs) & (place < GROUP)
     value = wide(tl.load(x + row * stride + column, mask=inside, other=0.0))
-    scale = tl.maximum(tl.max(tl.abs(value), axis=0) / TYPE, 1e-12)
-    value = value / scale
+    limit: tl.constexpr = 1.0 * TYPE
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(value), axis=0), limit), 1e-12)
+    value = value * tl.div_rn(1.0, scale)  # rounded, as a plain quotient is not: its codes would be others
     if TYPE == 127:
         value = (value + 12582912.0) - 12582912.0  # 1.5 · 2^23 leaves whole numbers, to nearest
         tl.store(values + row * inputs + column, value.to(tl.int8), mask=inside)

@@ -93,7 +93,10 @@ def compare_experts(
     expected = both.reference.grouped_experts(
         x.float(), weights, ids, *packed, activation, *biases, 1.7, 7.0, added, gated
     )
-    near(both, ours, expected, 0.15 if kind in ("fp8", "blocks", "int8") else 6 * SPREAD[dtype])
+    if kind in ("fp8", "blocks", "int8"):  # activations are rounded to eight bits twice, which few outputs show much
+        off = (ours.cpu().float() - expected).pow(2).mean().sqrt()
+        assert off <= 0.06 * expected.std()
+    near(both, ours, expected, 0.3 if kind in ("fp8", "blocks", "int8") else 6 * SPREAD[dtype])
     one = both.ours.grouped_experts(
         both.here(x[-1:]), both.here(weights[-1:]), both.here(ids[-1:]), gate_up, down, activation, *here[:2], 1.7, 7.0,
         None if here[2] is None else here[2][-1:], gated,

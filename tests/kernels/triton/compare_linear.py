@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import torch
@@ -14,6 +15,9 @@ from penstock.kernels.registry import KernelContext
 from penstock.quant.canonical_decode import decode_canonical
 from tests.kernels.triton import matrices
 from tests.kernels.triton.compare import Sides, sides
+
+if TYPE_CHECKING:
+    from penstock.kernels.triton.packing import Packed
 
 OPS = ("packable", "pack_linear", "linear", "gated_linear")
 SPREAD = {
@@ -37,7 +41,7 @@ def rounded(x: Tensor, matrix: Canonical, name: str) -> Tensor:
 
 def _eight_bits(x: Tensor, largest: float) -> Tensor:
     scale = x.abs().amax(dim=1, keepdim=True) / largest
-    scaled = x / scale
+    scaled = x * (1.0 / scale)
     return (scaled.round() if largest == 127 else scaled.to(torch.float8_e4m3fn).float()) * scale
 
 
@@ -61,10 +65,17 @@ def compare_matrix(device: str, dtype: torch.dtype, matrix: Canonical, name: str
     bias = torch.randn(matrix.shape[0]).to(dtype) if adds else None
     residual = torch.randn(rows, matrix.shape[0]).to(dtype) if adds else None
     here = [None if part is None else both.here(part) for part in (bias, residual)]
-    expected = rounded(x, matrix, name) @ decoded(matrix).t()
+    expected = rounded(x, matrix, name) @ _as_multiplied(x, matrix, weight).t()
     for part in (bias, residual):
         expected = expected if part is None else expected + part.float()
     near(both, both.ours.linear(both.here(x), weight, *here), expected, SPREAD[dtype])
+
+
+def _as_multiplied(x: Tensor, matrix: Canonical, weight: Packed) -> Tensor:
+    """A matrix, rounded to the type of x where it is unpacked for many rows."""
+    unpacked = import_module("penstock.kernels.triton.unpacked")
+    exact = decoded(matrix)
+    return exact.to(x.dtype).float() if unpacked.serves(x, weight.parts[0]) else exact
 
 
 def compare_by_torch(device: str, rows: int) -> None:

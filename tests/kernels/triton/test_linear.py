@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tests.kernels.triton.compare_linear import (
     compare_linear,
     compare_row_counts,
     compare_table,
+    fixed_kernels,
 )
 
 NAMES = [*matrices.coded(), *matrices.eights()]
@@ -35,6 +37,27 @@ def test_linear(device, name):
 @pytest.mark.parametrize("name", ["q4_0", "4 bits, zeros", "fp4", "fp8, channel", "fp8, blocks", "int8"])
 def test_linear_adds_bias_and_residual(device, dtype, name):
     compare_linear(device, dtype, name, 18, adds=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["q4_0", "q4_k", "4 bits, order", "fp4"])
+def test_codes_are_unpacked_for_many_rows(device, dtype, name, monkeypatch):
+    from penstock.kernels.triton import unpacked
+
+    multiplied = Mock(wraps=unpacked.multiply)
+    monkeypatch.setattr(unpacked, "multiply", multiplied)
+    monkeypatch.setattr(unpacked, "MANY", 4)
+    monkeypatch.setattr(unpacked, "MANY_COSTLY", 4)
+    compare_linear(device, dtype, name, 3, adds=True)
+    assert not multiplied.call_count
+    compare_linear(device, dtype, name, 18, adds=True)
+    compare_linear(device, dtype, name, 18, adds=False)
+    assert multiplied.call_count == 2
+    weight = fixed_kernels(device, dtype).pack_linear([matrices.coded()[name]])
+    fixed_kernels(device, dtype).linear(
+        sides(device, dtype).here(torch.zeros(18, matrices.INPUTS, dtype=dtype)), weight
+    )
+    assert multiplied.call_count == 2
 
 
 @pytest.mark.parametrize("rows", [3, 260])
