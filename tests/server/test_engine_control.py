@@ -89,6 +89,19 @@ def test_an_abort_ends_what_runs(concierge: Serving) -> None:
     assert completed(concierge).status_code == 200
 
 
+def test_who_waits_goes_on_waiting_at_a_second_pause(text: TextPipeline) -> None:
+    with running(text) as server:
+        assert post(server, "/pause?mode=wait").status_code == 200
+        asking = threading.Thread(target=lambda: completed(server))
+        asking.start()
+        until(lambda: server.stats().waiting == 1)
+        assert post(server, "/pause?mode=wait").status_code == 200
+        assert (server.stats().waiting, server.stats().running) == (1, 0) and not server.runner.seen
+        assert post(server, "/resume").status_code == 200
+        asking.join(60)
+        assert len(server.runner.seen) == 1
+
+
 def test_a_pause_that_somebody_ends_before_the_engine_rests_is_told(text: TextPipeline) -> None:
     with running(text) as server:
         server.runner.endless, server.runner.delay = True, 0.02
