@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from benchmarks.hostile import Asked, Stranger
+from benchmarks.hostile import HOLDING, Asked, Stranger
 from benchmarks.report import arguments, report
 from benchmarks.server_child import ServerChild, serve
 from penstock.server.spoken import ALSO, Dialect, dialect_of
@@ -88,8 +88,11 @@ class Seen:
                 self.large = sorted([*self.large, (size, number, status)], reverse=True)[:_KEPT]
 
 
+_RESUME = Asked("POST", "/resume", b"")
+
+
 class Client:
-    """One connection that is made anew when the server has closed it."""
+    """One connection that is made anew when the server has closed it; engines it has told to hold still go on."""
 
     def __init__(self, url: str) -> None:
         self._address = urlsplit(url)
@@ -101,6 +104,12 @@ class Client:
 
     def ask(self, asked: Asked) -> tuple[int, bytes]:
         """The same with the answer's body."""
+        answer = self._ask(asked)
+        if urlsplit(asked.target).path in HOLDING:
+            self._ask(_RESUME)
+        return answer
+
+    def _ask(self, asked: Asked) -> tuple[int, bytes]:
         for fresh in (False, True):
             if self._connection is None or fresh:
                 self.close()

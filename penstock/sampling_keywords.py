@@ -76,6 +76,7 @@ class SamplingKeywords(TypedDict, total=False):
     guidance_scale: float
     negative_prompt: str | None
     negative_prompt_ids: Sequence[int] | None
+    token_healing: bool
 
 
 class AnswerKeywords(SamplingKeywords, total=False):

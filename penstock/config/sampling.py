@@ -61,6 +61,9 @@ class SamplingParams(SamplerParams):
             guidance, Sanchez et al. 2023, 2306.17806).
         negative_prompt: its text, as it is; None for the shortest there is.
         negative_prompt_ids: the same in tokens; the frontend fills them in.
+        token_healing: the prompt's last token is drawn anew, as the beginning of the answer's first token, so that a
+            prompt may end in the middle of a word.
+        begins_with: bytes with which the first token begins, which are the prompt's; the frontend fills them in.
         stop_regex: patterns at which the output ends as at `stop`; their syntax is that of `text.stop_patterns`.
         num_speculative_tokens: most tokens that are proposed for a step to verify, 0 for none; None for as many as the
             engine proposes. It changes no answer.
@@ -88,10 +91,12 @@ class SamplingParams(SamplerParams):
     guidance_scale: float = 1.0
     negative_prompt: str | None = None
     negative_prompt_ids: tuple[int, ...] = ()
+    token_healing: bool = False
+    begins_with: bytes = b""
 
     def __post_init__(self) -> None:
         self._take_lists()
-        check_switches(self, "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+        check_switches(self, "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "token_healing")
         self._check_lengths()
         self.check_samplers()
         self._check_tokens()

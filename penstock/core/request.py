@@ -157,7 +157,7 @@ class EngineRequest:
     def constrained(self) -> bool:
         """Whether tokens may be forced on it or taken back: no step is planned before the last one's are known."""
         held = self.grammar is not None or (self.thinking is not None and self.thinking.budget is not None)
-        return held or bool(self.sampling.banned_strings)
+        return held or bool(self.sampling.banned_strings or self.sampling.begins_with)
 
 
 class EngineOutput(NamedTuple):

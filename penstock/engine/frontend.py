@@ -23,11 +23,12 @@ from penstock.config.sampling import SamplingParams, stream_key
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
-from penstock.engine.loops import Loop
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.text.cut import cut_tokens
 from penstock.text.grammar.translate import translate
+from penstock.text.healing import heal
 from penstock.text.length import characters
+from penstock.text.loops import Loop
 from penstock.text.parsers.reading import AnswerReader, Reading, answer_readers
 from penstock.text.sampled_texts import SampledTexts
 from penstock.text.stop_patterns import stop_patterns
@@ -77,8 +78,9 @@ class Frontend:
             EngineDeadError: no engine is there, or it died before it admitted the request.
         """
         self.text.pooling.check_generates()
-        prompt_ids = await self.tokenize(request)
-        asked = request.sampling
+        ids = await self.tokenize(request)
+        asked, prompt_ids = heal(self.text.tokenizer, request.sampling, ids, _continues(request))
+        request = replace(request, sampling=asked)
         size = len(prompt_ids) + len(asked.allowed_token_ids or ()) + len(asked.negative_prompt_ids)
         little = self._texts.is_little(asked, _INLINE_CHARS)
         sampling = await _beside(self._resolve, request, prompt_ids, inline=size <= _INLINE_IDS and little)
@@ -137,8 +139,7 @@ class Frontend:
         self, request: GenerationRequest, sampling: SamplingParams, reading: Reading | None
     ) -> dict[int, AnswerReader]:
         """What turns the tokens of each sequence into text, told apart as `reading` says."""
-        continues = request.messages is None or request.continue_final_message
-        return answer_readers(self.text.tokenizer, sampling, continues, reading, self.text.mark_ids)
+        return answer_readers(self.text.tokenizer, sampling, _continues(request), reading, self.text.mark_ids)
 
     def render(self, request: GenerationRequest) -> str:
         """The prompt text of a chat.
@@ -358,6 +359,11 @@ def _tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]] | None:
 def _tools_field(request: GenerationRequest) -> Mapping[str, str]:
     """Refusals of a grammar that was not sent are about the tools it was made of."""
     return {"grammar": "tools"} if request.grammar is None else {}
+
+
+def _continues(request: GenerationRequest) -> bool:
+    """Whether the answer goes on with the prompt's own text."""
+    return request.messages is None or request.continue_final_message
 
 
 def _prompt_field(request: GenerationRequest) -> str:

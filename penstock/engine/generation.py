@@ -8,7 +8,7 @@ from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, FinishReason
 from penstock.engine.api import Delta, Outputs
-from penstock.engine.loops import REPEATED, Loop
+from penstock.text.loops import REPEATED, Loop
 from penstock.text.parsers.events import Parsed
 from penstock.text.parsers.reading import AnswerReader
 

@@ -10,10 +10,11 @@ from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import resolve
 from penstock.startup.header_plan import plan_from_headers, this_machine
-from penstock.startup.kept_start import known
+from penstock.startup.kept_start import KeptStart, known
 from penstock.startup.memory_plan import MemoryPlan, format_bytes
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
+from penstock.weights.pack_cache import PackCacheError
 
 PROCESS_BYTES = 57 << 20  # an engine process that goes on from an earlier start: interpreter, numpy, native library
 FIRST_PROCESS_BYTES = 256 << 20  # one that loads torch
@@ -54,6 +55,16 @@ def plan_model(options: EngineOptions, room: int, machine: Machine | None = None
     """
     machine = machine or this_machine()
     kept = known(options)
+    if kept is not None:
+        try:
+            return _planned(options, room, machine, kept)
+        except PackCacheError:
+            pass  # the engine will not go on from it either
+    return _planned(options, room, machine, None)
+
+
+def _planned(options: EngineOptions, room: int, machine: Machine, kept: KeptStart | None) -> ModelPlan:
+    """Of an engine that goes on from what was kept, or of a first start; raises PackCacheError if it cannot go on."""
     process = FIRST_PROCESS_BYTES if kept is None else PROCESS_BYTES
     if room <= process:
         message = f"an engine process alone takes {format_bytes(process)}, and there is {format_bytes(max(0, room))}."
@@ -65,6 +76,7 @@ def plan_model(options: EngineOptions, room: int, machine: Machine | None = None
     concrete = resolve(wished, facts, machine).options
     if kept is not None:
         plan = kept.plan(wished, concrete, machine)
+        kept.check(concrete, plan)
     else:
         plan = plan_from_headers(facts, wished, concrete, machine)
     return ModelPlan(int(plan.total_bytes * _SLACK), process, plan, kept is not None)

@@ -194,6 +194,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "thinking": "Whether the model reasons first, for how many tokens, and whether that is told.",
         "thinking_token_budget": "Most tokens that the model may reason for.",
         "thread": _NOT_HERE,
+        "token_healing": "Draw the prompt's last token anew, as the beginning of a longer one; no echo, no grammar.",
         "tokens": "Token ids.",
         "tool": "The tool's name.",
         "tool_choice": "Whether tools may, must or must not be called, or which one.",

@@ -77,6 +77,7 @@ class SamplerBody(RequestBody):
     banned_strings: BannedTexts | None = None
     guidance_scale: Annotated[float, Field(ge=limits.GUIDANCE_SCALES[0], le=limits.GUIDANCE_SCALES[1])] | None = None
     negative_prompt: str | None = None
+    token_healing: bool | None = None
 
     # Other servers' names.
     banned_tokens: BannedTokens | None = None

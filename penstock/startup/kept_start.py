@@ -136,6 +136,14 @@ class KeptStart:
         plan = planned(replace(limits, max_model_len=first.max_model_len, activation_bytes=step))
         return replace(plan, notes=first.notes)
 
+    def check(self, concrete: EngineOptions, plan: MemoryPlan) -> None:
+        """Raises PackCacheError where options or a plan decide otherwise than this start did."""
+        for name in RECORDED_UNDER:
+            if getattr(concrete, name) != self.under[name]:
+                raise PackCacheError(f"{name} was {self.under[name]!r} and is {getattr(concrete, name)!r}")
+        if plan.max_model_len != self.max_model_len:
+            raise PackCacheError(f"max_model_len was {self.max_model_len} and is {plan.max_model_len}")
+
 
 def _spec(found: Mapping[str, Any]) -> CacheSpec:
     state = tuple(tuple(shape) for shape in found["state"])
@@ -229,7 +237,7 @@ def find(asked: EngineOptions) -> Again | None:
 
 
 def known(asked: EngineOptions) -> KeptStart | None:
-    """What is kept of this model, for planning: whether it can start so on this machine is not looked at."""
+    """What is kept of this model, for planning, which is to `check` it too."""
     try:
         found = _read(asked)
     except _UNUSABLE:
@@ -276,12 +284,8 @@ def _decided(asked: EngineOptions, found: _Found) -> Again:
     machine = this_machine().within(asked.memory)
     resolved = resolve(asked, kept.facts, machine)
     options = resolved.options
-    for name in RECORDED_UNDER:
-        if getattr(options, name) != kept.under[name]:
-            raise PackCacheError(f"{name} was {kept.under[name]!r} and is {getattr(options, name)!r}")
     plan = kept.plan(asked, options, machine)
-    if plan.max_model_len != kept.max_model_len:
-        raise PackCacheError(f"max_model_len was {kept.max_model_len} and is {plan.max_model_len}")
+    kept.check(options, plan)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += (Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes)
     return Again(kept, options, plan, tuple(settings), PackCache(found.weights, found.identity), found.file)

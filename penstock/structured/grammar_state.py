@@ -63,6 +63,7 @@ class GrammarState:
         slow_masks: the request's.
         owner: the request's id and the sequence's number.
         banned: texts that must not appear; None for none.
+        first: the mask of its first token, [ceil(V / 32)] words; None for any.
 
     Attributes:
         owner, slow_masks, banned: as given.
@@ -83,7 +84,9 @@ class GrammarState:
         slow_masks: SlowMasks | None = None,
         owner: tuple[str, int] = ("", 0),
         banned: BannedStrings | None = None,
+        first: Words | None = None,
     ) -> None:
+        self._first = first
         self.owner = owner
         self.banned = banned
         self.slow_masks = slow_masks or SlowMasks()
@@ -112,7 +115,11 @@ class GrammarState:
     @property
     def unconstrained(self) -> bool:
         """Whether any token may come next."""
-        return not self._forced and self._matcher is None and not self._forbidden
+        return not self._forced and self._matcher is None and not self._forbidden and not self._begins
+
+    @property
+    def _begins(self) -> bool:
+        return self._first is not None and not self._tokens
 
     @property
     def _forbidden(self) -> Iterable[int]:
@@ -153,6 +160,8 @@ class GrammarState:
             if self._sampling.ignore_eos and allows_more(mask, self._eos_ids):
                 _ban(mask, self._eos_ids)
         _ban(mask, self._forbidden)
+        if self._first is not None and not self._tokens:
+            mask &= self._first
 
     def accept(self, tokens: Sequence[int], *, defer: bool = False) -> tuple[int, ...]:
         """Takes sampled tokens; returns those that have to follow, or many of them, which are taken too.

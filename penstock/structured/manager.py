@@ -7,26 +7,28 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.config.errors import BANNED_AND_HELD, GRAMMAR_TOO_COMPLEX, NO_TOKEN_ALLOWED, RequestError
 from penstock.core.policies.order import Admission
 from penstock.core.protocol import NewSequence, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.structured.banned_strings import BannedStrings, Search, Withheld, search
+from penstock.structured.first_tokens import FirstTokens
 from penstock.structured.grammar_compiler import (
     Compilation,
     GrammarCompiler,
     Vocabulary,
     unavailable_reason,
 )
-from penstock.structured.grammar_state import BrokenMatcher, GrammarState, SlowMasks
+from penstock.structured.grammar_state import BrokenMatcher, GrammarState, SlowMasks, Words
 from penstock.structured.lazy_vocabulary import LazyVocabulary
 from penstock.structured.masks import SLOW_S, Masks
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
+Made = TypeVar("Made")
 Forced = Mapping[int, tuple[int, ...]]
 _CHEAP_S: Final = 0.0003
 _RETRY_STEPS: Final = 64
@@ -36,11 +38,12 @@ _NONE_FORCED: Final[Forced] = MappingProxyType({})
 
 @dataclass(slots=True)
 class _Request:
-    """A request with a grammar, a budget of reasoning or banned strings.
+    """A request with a grammar, a budget of reasoning, banned strings or a given beginning.
 
     Attributes:
         job: its grammar's, None without one.
         search: for banned strings, being made; None without any.
+        first: the mask of the first token, being made; None where any may come.
         sequences: the states of its sequences, by number, made as they enter the batch.
         finished: sequences that ended.
         slow_masks: of all its sequences.
@@ -54,7 +57,13 @@ class _Request:
     finished: int = 0
     slow_masks: SlowMasks = field(default_factory=SlowMasks)
     search: Future[Search] | None = None
+    first: Future[Words] | None = None
     withheld: dict[int, Withheld] = field(default_factory=dict)
+
+    @property
+    def beside(self) -> Iterable[Future[Any]]:
+        """What is made of the vocabulary, beside the step loop."""
+        return [made for made in (self.search, self.first) if made is not None]
 
 
 class StructuredOutputManager:
@@ -70,6 +79,7 @@ class StructuredOutputManager:
         self._vocabulary = None if vocabulary is None else LazyVocabulary(vocabulary)
         self._compiler = None if self._vocabulary is None else GrammarCompiler(self._vocabulary)
         self._searches: ThreadPoolExecutor | None = None
+        self._first_tokens: FirstTokens | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._together: LLExecutor | None = None
         self._masks: Masks | None = None
@@ -104,10 +114,10 @@ class StructuredOutputManager:
         return (request_id, sequence) in self._renewals
 
     def add(self, request: EngineRequest) -> bool:
-        """Takes a request; whether it has to wait for its grammar or banned strings, until `ready` returns it.
+        """Takes a request; whether it has to wait for what it has, until `ready` returns it.
 
         Raises:
-            RequestError: it has a grammar or banned strings, and this engine takes none.
+            RequestError: this engine takes no such request, or two of what it has do not go together.
         """
         if not request.constrained:
             return False
@@ -120,24 +130,42 @@ class StructuredOutputManager:
             live.job = self._compiler.want(request.grammar.source, request.owner)
         if request.sampling.banned_strings:
             live.search = self._look_for(request)
-        waits = live.job is not None or live.search is not None
+        if request.sampling.begins_with:
+            live.first = self._begin_with(request)
+        waits = not (live.job is None and live.search is None and live.first is None)
         (self._compiling if waits else self._active)[request.request_id] = live
         return waits
 
     def _look_for(self, request: EngineRequest) -> Future[Search]:
         """Makes what finds a request's banned strings, beside the step loop: a vocabulary may have to be read."""
-        vocabulary, params = self._vocabulary, request.sampling
-        if vocabulary is None:
-            raise RequestError("this engine takes no banned strings.", param="banned_strings")
-        if self._searches is None:
-            self._searches = ThreadPoolExecutor(1, "penstock-banned")
+        params = request.sampling
 
-        def make() -> Search:
-            known = vocabulary()
+        def make(known: Vocabulary) -> Search:
             hidden = known.special_ids if params.skip_special_tokens else frozenset[int]()
             return search(params.banned_strings, known.token_bytes, hidden)
 
-        return self._searches.submit(make)
+        return self._beside("banned_strings", make)
+
+    def _begin_with(self, request: EngineRequest) -> Future[Words]:
+        """Makes the mask of a first token that is to begin with the prompt's end, likewise."""
+        if request.grammar is not None or request.thinking is not None:
+            told = "token_healing goes with no grammar, no tools and no budget of reasoning: the first token is partly "
+            raise RequestError(f"{told}the prompt's. Leave it out.", param="token_healing")
+
+        def make(known: Vocabulary) -> Words:
+            if self._first_tokens is None:
+                self._first_tokens = FirstTokens(known)
+            return self._first_tokens.mask(request.sampling.begins_with)
+
+        return self._beside("token_healing", make)
+
+    def _beside(self, field: str, make: Callable[[Vocabulary], Made]) -> Future[Made]:
+        vocabulary = self._vocabulary
+        if vocabulary is None:
+            raise RequestError(f"this engine takes no {field}.", param=field)
+        if self._searches is None:
+            self._searches = ThreadPoolExecutor(1, "penstock-vocabulary")
+        return self._searches.submit(lambda: make(vocabulary()))
 
     def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:
         """Requests that wait for nothing any more, and refused ones with the reason. Renews failed matchers too."""
@@ -148,11 +176,12 @@ class StructuredOutputManager:
                 del self._renewals[owner]
         found: list[tuple[EngineRequest, RequestError | None]] = []
         for request_id, waiting in list(self._compiling.items()):
-            if waiting.search is not None and not waiting.search.done():
+            if any(not made.done() for made in waiting.beside):
                 continue
-            if waiting.search is not None and waiting.search.exception() is not None:
+            if any(made.exception() is not None for made in waiting.beside):
                 self.cancel(request_id)
-                refused = RequestError("the vocabulary cannot be read for banned strings.", param="banned_strings")
+                field = "token_healing" if waiting.search is None else "banned_strings"
+                refused = RequestError(f"the vocabulary cannot be read for {field}.", param=field)
                 found.append((waiting.request, refused))
                 continue
             if waiting.job is not None:
@@ -180,8 +209,8 @@ class StructuredOutputManager:
         waiting = self._compiling.pop(request_id, None)
         if waiting is None:
             return False
-        if waiting.search is not None:
-            waiting.search.cancel()
+        for made in waiting.beside:
+            made.cancel()
         if waiting.job is None:
             return True
         assert self._compiler is not None
@@ -272,7 +301,10 @@ class StructuredOutputManager:
             owner = new.request_id, new.sequence
             request = live.request
             banned = None if live.search is None else BannedStrings(live.search.result())
-            found = GrammarState(matcher, request.thinking, request.sampling, eos_ids, live.slow_masks, owner, banned)
+            first = None if live.first is None else live.first.result()
+            found = GrammarState(
+                matcher, request.thinking, request.sampling, eos_ids, live.slow_masks, owner, banned, first
+            )
             found.replay(new.generated_ids)
             if banned is not None:
                 banned.go_on(new.generated_ids, new.sampler_state)

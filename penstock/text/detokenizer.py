@@ -65,12 +65,17 @@ class IncrementalDetokenizer:
         self._search = None if patterns is None else PatternSearch(patterns)
         self._held = ""  # text not yet given away; it ends with the state's text
         self._seen = 0
+        self._left_out = 0
         self._stopped: str | None = None
 
     @property
     def stopped(self) -> str | None:
         """The stop string that ended the output, None while there is none."""
         return self._stopped
+
+    def leave_out(self, begins_with: bytes) -> None:
+        """What the tokens that come begin with is no part of the text."""
+        self._left_out = len(begins_with)
 
     def push(self, tokens: Sequence[int]) -> Piece:
         """Takes further tokens. After a stop string nothing more is consumed."""
@@ -98,6 +103,8 @@ class IncrementalDetokenizer:
     def _bytes(self, tokens: Sequence[int]) -> bytes:
         skipped, spell = self._skipped, self._tokenizer.token_bytes
         data = b"".join([spell(token) for token in tokens if token not in skipped])
+        if self._left_out:
+            data, self._left_out = data[self._left_out :], max(0, self._left_out - len(data))
         if self._strip_next and data:
             self._strip_next = False
             data = data.removeprefix(b" ")

@@ -62,7 +62,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     served = listening("-m", "penstock", "serve", "--models", str(folder / "models.yaml"), "--port", "0")
     try:
         body = {"model": "penstock-concierge", "prompt": "Hello", "max_tokens": 2}
-        assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200
+        answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, (answer.text, served.lines)
         until(lambda: all(f"penstock_{name}{{" in text() for name in COUNTED), 60)  # once the answer has gone out
         said = text()
     finally:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,18 @@ def test_a_kept_start_knows_its_step_and_serves_what_it_served(tmp_path: Path) -
     assert after.plan.max_model_len == before.plan.max_model_len
     larger = plan_model(replace(options, max_num_batched_tokens=info.max_num_batched_tokens * 2), 1 << 30)
     assert larger.plan.activation_bytes > after.plan.activation_bytes
+
+
+@pytest.mark.skipif(not native.available(), reason="without the native library no start is kept")
+@pytest.mark.parametrize("change", [{"max_model_len": 256}, {"block_size": 32}])
+def test_a_start_that_cannot_be_gone_on_from_is_planned_as_a_first_one(tmp_path: Path, change: dict[str, Any]) -> None:
+    options = replace(MODEL, pack_cache=str(tmp_path))
+    asyncio.run(started(options))
+    assert plan_model(options, 1 << 30).exact
+    other = replace(options, **change)
+    plan = plan_model(other, 1 << 30)
+    assert not plan.exact and plan.process_bytes == FIRST_PROCESS_BYTES
+    assert asyncio.run(told_total(replace(other, memory=plan.engine_bytes))) * MIB <= plan.engine_bytes * 1.001
 
 
 @pytest.fixture(autouse=True)

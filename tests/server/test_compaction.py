@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.dialects.responses.compaction import content_of, summary_of
 from penstock.server.dialects.responses.items import checked_items, messages_of
+from penstock.server.opaque import content_of, text_of
 from tests.server.support import Running, script_of
 
 SUMMARY = "A table for two — im „Nopa“ — at seven."
@@ -41,7 +41,7 @@ def test_the_users_messages_and_a_summary_are_left(api: openai.OpenAI, server: R
     assert (compacted.object, item.type) == ("response.compaction", "compaction")
     assert [(user.role, user.content[0].text) for user in users] == [("user", "A table, please."), ("user", "At Nopa.")]
     assert item.id.startswith("cmp_") and SUMMARY not in item.encrypted_content
-    assert summary_of("input[0]", item.encrypted_content) == SUMMARY
+    assert text_of("input[0]", item.encrypted_content) == SUMMARY
     (seen,) = server.runner.seen
     usage = compacted.usage
     assert usage.output_tokens > 0 and usage.total_tokens == usage.input_tokens + usage.output_tokens

@@ -13,7 +13,7 @@ from penstock.engine.api import EngineState
 from penstock.engine.build import build_engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
-from tests.server.support import Serving, serving, until
+from tests.server.support import Serving, running, serving, until
 
 
 @pytest.fixture
@@ -87,6 +87,35 @@ def test_an_abort_ends_what_runs(concierge: Serving) -> None:
     assert rest.count("data:") < 1000
     assert post(concierge, "/resume").json() == {"status": "resumed"}
     assert completed(concierge).status_code == 200
+
+
+def test_who_waits_goes_on_waiting_at_a_second_pause(text: TextPipeline) -> None:
+    with running(text) as server:
+        assert post(server, "/pause?mode=wait").status_code == 200
+        asking = threading.Thread(target=lambda: completed(server))
+        asking.start()
+        until(lambda: server.stats().waiting == 1)
+        assert post(server, "/pause?mode=wait").status_code == 200
+        assert (server.stats().waiting, server.stats().running) == (1, 0) and not server.runner.seen
+        assert post(server, "/resume").status_code == 200
+        asking.join(60)
+        assert len(server.runner.seen) == 1
+
+
+def test_a_pause_that_somebody_ends_before_the_engine_rests_is_told(text: TextPipeline) -> None:
+    with running(text) as server:
+        server.runner.endless, server.runner.delay = True, 0.02
+        answers: list[httpx.Response] = []
+        body = {"prompt": "A", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+            assert stream.status_code == 200
+            waiting = threading.Thread(target=lambda: answers.append(post(server, "/pause?mode=wait")))
+            waiting.start()
+            until(lambda: is_paused(server))
+            assert post(server, "/resume").status_code == 200
+            waiting.join(60)
+        assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (409, "resumed")
+        server.until_idle()
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,18 @@ def test_items_become_one_chat(api: openai.OpenAI, server: Running) -> None:
     assert server.runner.seen[0].prompt_ids == server.runner.seen[1].prompt_ids
 
 
+@pytest.mark.parametrize("content", ["another's", "penstock1.*", "penstock1.Zg", 7])
+def test_opaque_content_that_is_not_ours_is_told(api: openai.OpenAI, content: Any) -> None:
+    items: list[Any] = [
+        {"role": "user", "content": "Hello"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": content},
+        {"role": "user", "content": "Hello?"},
+    ]
+    with pytest.raises(openai.BadRequestError) as error:
+        api.responses.create(model="scripted", input=items)
+    assert error.value.param == "input[1].encrypted_content"
+
+
 def test_references_to_stored_items(api: openai.OpenAI, server: Running) -> None:
     first = api.responses.create(model="scripted", input="Hello")
     asked = api.responses.input_items.list(first.id).data[0]

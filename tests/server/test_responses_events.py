@@ -19,9 +19,10 @@ from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.dialects.responses.composer import Composer, Event
-from penstock.server.dialects.responses.items import checked_items
+from penstock.server.dialects.responses.items import checked_items, messages_of
 from penstock.server.dialects.responses.schema import ResponsesBody
 from penstock.server.dialects.responses.translate import ResponsesCall, prompt_request
+from penstock.server.opaque import content_of, text_of
 
 FRONTEND: Any = SimpleNamespace(piece=lambda token: f"<{token}>", token_bytes=lambda token: b"<%d>" % token)
 CONTEXT: Any = SimpleNamespace(model="m", frontend=FRONTEND)
@@ -50,6 +51,37 @@ def deltas(cut: random.Random, finish: FinishReason = FinishReason.STOP) -> list
         result.append(Delta(0, tool_calls=(ToolCallDelta(index, f"call_{index}", name),), token_ids=(3,)))
         result += [Delta(0, tool_calls=(ToolCallDelta(index, arguments=p),)) for p in pieces(ARGUMENTS, cut)]
     return [*result, Delta(0, finish_reason=finish, token_ids=(9,))]
+
+
+@pytest.mark.parametrize("reasoning", [None, {"summary": "auto"}])
+def test_reasoning_is_told_as_opaque_content_where_that_is_asked_for(reasoning: Any) -> None:
+    for include in (None, ["reasoning.encrypted_content"]):
+        made = composer(include=include, reasoning=reasoning)
+        events = told(made, deltas(random.Random(3)))
+        item = made.response["output"][0]
+        assert item["type"] == "reasoning"
+        assert ("encrypted_content" in item) is (include is not None)
+        assert next(event["item"] for event in events if event["type"] == "response.output_item.done") == item
+        if include:
+            assert text_of("input", item["encrypted_content"]) == THOUGHT
+            back = checked_items([{**item, "content": [], "summary": []}], (), {}, "x")
+            assert messages_of(back, None)[0]["reasoning_content"] == THOUGHT
+            assert all("encrypted_content" not in other for other in made.response["output"][1:])
+
+
+@pytest.mark.parametrize(
+    ("item", "thought"),
+    [
+        ({"encrypted_content": content_of("Hm, 🦜.")}, "Hm, 🦜."),
+        ({"encrypted_content": content_of("Hm."), "summary": [{"type": "summary_text", "text": "In short."}]}, "Hm."),
+        ({"encrypted_content": "another's", "content": [{"type": "reasoning_text", "text": "Hm."}]}, "Hm."),
+        ({"encrypted_content": "another's", "summary": [{"type": "summary_text", "text": "In short."}]}, "In short."),
+        ({"encrypted_content": None, "summary": [{"type": "summary_text", "text": "In short."}]}, "In short."),
+    ],
+)
+def test_what_reasoning_that_comes_back_says(item: Any, thought: str) -> None:
+    items = checked_items([{"type": "reasoning", "id": "rs_1", "summary": [], **item}], (), {}, "x")
+    assert messages_of(items, None)[0]["reasoning_content"] == thought
 
 
 def told(made: Composer, given: list[Delta], error: Exception | None = None) -> list[Event]:

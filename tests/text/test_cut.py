@@ -7,8 +7,8 @@ import random
 import pytest
 
 from penstock.config.lengths import Repetition
-from penstock.engine.loops import Loop
 from penstock.text.cut import cut_tokens
+from penstock.text.loops import Loop
 
 IDS = tuple(range(100, 110))
 

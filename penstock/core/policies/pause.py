@@ -43,7 +43,8 @@ class PauseGate:
     def set(self, control: Control, arrivals: int) -> None:
         """Pauses or goes on; `arrivals` is the number of the next request."""
         self.frozen = control in (Control.KEEP, Control.RETRACT)
-        self.until = arrivals if control in (Control.ABORT, Control.WAIT) else None
+        held = arrivals if self.until is None else self.until  # who waits already waits on
+        self.until = held if control in (Control.ABORT, Control.WAIT) else None
 
     def rests(self, waiting: Sequence[Queued], under_way: bool) -> bool:
         """Whether nothing is to be done although requests wait, unless a step goes on with what is `under_way`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from penstock.server.errors import HttpError
 from penstock.server.shapes import Loose
 
 _LOOK_S = 0.02  # between two looks at whether an engine has come to rest
+_LOOKS = 50  # at an engine that does not seem to be paused, before it is thought to have been and to go on already
 _SGLANG = {"abort": Control.ABORT, "in_place": Control.KEEP, "retract": Control.RETRACT}
 
 
@@ -78,16 +79,20 @@ class Engines:
         """Tells all engines, and waits until they have heard it; with `rests` until nothing runs in them.
 
         Raises:
-            HttpError: the key is not an administrator's.
+            HttpError: the key is not an administrator's; somebody else lets an engine go on before it rests.
         """
 
         async def heard(client: EngineClient) -> None:
             for control in controls:
                 client.control(control)
+            left = _LOOKS
             while True:
                 stats = await client.stats()
                 if not rests or (stats.paused and not stats.running):
                     return
+                left = 0 if stats.paused else left - 1
+                if left < 0:
+                    raise HttpError(409, "The engine was let go on before it rested; pause it again.", code="resumed")
                 await asyncio.sleep(_LOOK_S)
 
         async def all_heard(clients: Sequence[EngineClient]) -> None:
@@ -111,8 +116,13 @@ def engine_control_router(context: ServerContext, keys: AdminKeys) -> APIRouter:
     return router
 
 
+def _may_not_rest(document: dict[str, Any]) -> dict[str, Any]:
+    told = {"409": {"description": "Somebody let the engines go on before they rested."}}
+    return {**document, "responses": {**document["responses"], **told}}
+
+
 def _add_vllm(router: APIRouter, engines: Engines) -> None:
-    @router.post("/pause", summary="Hold all engines still", openapi_extra=gives("application/json"))
+    @router.post("/pause", summary="Hold all engines still", openapi_extra=_may_not_rest(gives("application/json")))
     async def pause(request: Request) -> Response:
         query = read_query(PauseQuery, request)
         control = Control(query.mode)
@@ -147,7 +157,7 @@ def _add_sglang(router: APIRouter, engines: Engines) -> None:
     for add in (router.get, router.post):
         add("/flush_cache", summary="Forget cached prefixes", openapi_extra=gives("text/plain"))(flush)
 
-    @router.post("/pause_generation", summary="Hold all engines still", openapi_extra=takes(PauseBody))
+    @router.post("/pause_generation", summary="Hold all engines still", openapi_extra=_may_not_rest(takes(PauseBody)))
     async def pause_generation(request: Request) -> Response:
         control = _SGLANG[(await read_body(request, PauseBody)).mode]
         await engines.tell(request, control, rests=control is Control.ABORT)

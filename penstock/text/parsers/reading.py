@@ -271,6 +271,8 @@ class Shown(Protocol):
     @property
     def stop(self) -> Sequence[str]: ...
     @property
+    def begins_with(self) -> bytes: ...
+    @property
     def stop_regex(self) -> tuple[str, ...]: ...
     @property
     def include_stop_str_in_output(self) -> bool: ...
@@ -307,6 +309,7 @@ def answer_readers(
             visible=mark_ids if reading else frozenset(),
             patterns=patterns,
         )
+        detokenizer.leave_out(shown.begins_with)
         readers[sequence] = reading.reader(detokenizer, sequence, hidden) if reading else AnswerReader(detokenizer)
     return readers
 

@@ -165,8 +165,9 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> OpenAI
     echo = bool(body.echo)
     if max(body.n or 1, body.best_of or 1) * len(prompts) > limits.MAX_PROMPTS_PER_CALL:
         raise ParameterError("n", body.n, f"n times the number of prompts at most {limits.MAX_PROMPTS_PER_CALL}")
-    if body.suffix and echo:
-        raise ParameterError("echo", True, "only without suffix; the answer stands between the two")
+    if echo and (body.suffix or body.token_healing):
+        allowed = "only without suffix and token_healing, where the answer does not stand behind the prompt"
+        raise ParameterError("echo", True, allowed)
     if body.max_tokens == 0 and not echo:
         raise ParameterError("max_tokens", 0, "an integer of at least 1, or 0 together with echo: true")
     max_tokens = _COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from penstock.config.errors import RequestError
-
 Item = dict[str, Any]
-_KIND: Final = "penstock1."  # what contents begin with, so that those of other servers are told
 _ASK: Final = (
     "Sum up our conversation so far, so that somebody who has only your summary can go on with it. Keep what I asked "
     "for, what was decided and found, names, numbers, paths and code that still matter, results of tools, and what "
@@ -25,29 +20,6 @@ _CHARS_A_TOKEN: Final = 32  # more text than so many of the tokens there is room
 def summary_request() -> dict[str, Any]:
     """The message that asks for a summary, as an item in full."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _ASK}]}
-
-
-def content_of(summary: str) -> str:
-    """The opaque content of an item that stands for a conversation."""
-    return _KIND + base64.urlsafe_b64encode(summary.encode("utf-8", "replace")).decode()
-
-
-def summary_of(where: str, content: str) -> str:
-    """The summary in an item's opaque content.
-
-    Raises:
-        RequestError: it is not of this server's making, or was changed.
-    """
-    try:
-        if not content.startswith(_KIND):
-            raise ValueError
-        return base64.b64decode(content[len(_KIND) :].encode("ascii"), altchars=b"-_", validate=True).decode()
-    except (ValueError, binascii.Error) as error:
-        message = (
-            f"{where}.encrypted_content is not what this server gave; allowed: the item as POST /v1/responses/compact "
-            "answered it. Send the conversation itself, or compact it here."
-        )
-        raise RequestError(message, param=f"{where}.encrypted_content", code="invalid_encrypted_content") from error
 
 
 def told_to_model(summary: str) -> str:

@@ -15,11 +15,12 @@ from penstock.server.active_call import typed_event
 from penstock.server.context import ModelContext
 from penstock.server.custom_tools import InputReader, custom_names
 from penstock.server.dialects.responses.items import Item, item_id
-from penstock.server.dialects.responses.schema import Reasoning
+from penstock.server.dialects.responses.schema import ENCRYPTED, Reasoning
 from penstock.server.dialects.responses.translate import ResponsesCall
 from penstock.server.error_shapes import error_object
 from penstock.server.errors import failure_of
 from penstock.server.logprobs import logprob_object
+from penstock.server.opaque import content_of
 
 Event = dict[str, Any]
 _TOOLS: Mapping[str, Item] = {
@@ -90,6 +91,7 @@ class Composer:
         self._length = False
         self._custom = custom_names(call.body.tools)
         self._input: InputReader | None = None
+        self._opaque = ENCRYPTED in (call.body.include or ())
         self.response = _response(call, context)
         self._thought = _SUMMARY if self.response["reasoning"]["summary"] else _REASONING
 
@@ -201,6 +203,8 @@ class Composer:
         yield self.event(f"response.{kind.told}.done", **about)
         if kind.parts:
             yield self._part_event("done", now, part)
+        if kind.item == "reasoning" and self._opaque:
+            now.item["encrypted_content"] = content_of(about[kind.text])
         item = {**now.item, "status": status} | ({kind.parts: [part]} if kind.parts else {kind.text: about[kind.text]})
         self.response["output"].append(item)
         yield self.event("response.output_item.done", output_index=now.index, item=item)

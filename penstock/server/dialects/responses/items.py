@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.config import limits
-from penstock.config.errors import ParameterError, format_value
+from penstock.config.errors import ParameterError, RequestError, format_value
 from penstock.server.conversation import check_kind, string_of
 from penstock.server.custom_tools import arguments_for
-from penstock.server.dialects.responses.compaction import kept, summary_of, told_to_model
+from penstock.server.dialects.responses.compaction import kept, told_to_model
 from penstock.server.errors import bad_value
+from penstock.server.opaque import text_of
 from penstock.server.turns import ChatTurns
 
 Item = dict[str, Any]
@@ -107,13 +108,30 @@ def _item(where: str, raw: object, suffix: str) -> Item:
     strings, lists = _FORMS[kind][1:]
     item |= {name: string_of(where, raw, name) for name in strings}
     if kind == "compaction":
-        summary_of(where, item["encrypted_content"])
+        text_of(where, item["encrypted_content"])
+    if kind == "reasoning" and raw.get("encrypted_content") is not None:
+        item["encrypted_content"] = string_of(where, raw, "encrypted_content")
     for name, part in lists.items():
         content = raw.get(name) or [] if kind == "reasoning" else raw.get(name)
         told = "output_text" if role == "assistant" else part
         same = name == "output" and isinstance(content, str)
         item[name] = content if same else _parts(f"{where}.{name}", content, told)
+    if not (item.get("content") or item.get("summary")) and "encrypted_content" in item:
+        _thought(item, where)
     return item
+
+
+def _thought(item: Item, where: str = "input") -> str:
+    """What a reasoning item says: in full, else as its opaque content holds it, else in short."""
+    opaque = item.get("encrypted_content")
+    if item.get("content") or not opaque:
+        return _text(item.get("content") or item["summary"])
+    try:
+        return text_of(where, opaque)
+    except RequestError:
+        if item["summary"]:  # another server's, whose summary is told in the clear
+            return _text(item["summary"])
+        raise
 
 
 def _parts(where: str, content: object, kind: str) -> list[Item]:
@@ -146,11 +164,11 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
         elif kind == "function_call":
             turns.call(item["call_id"], item["name"], item["arguments"])
         elif kind == "compaction":
-            turns.add("user", told_to_model(summary_of("input", item["encrypted_content"])), joint="\n\n")
+            turns.add("user", told_to_model(text_of("input", item["encrypted_content"])), joint="\n\n")
         elif kind == "custom_tool_call":
             turns.call(item["call_id"], item["name"], arguments_for(item["input"]))
         elif kind == "reasoning":
-            turns.add(role, thought=_text(item.get("content") or item["summary"]), joint=_joint(turns))
+            turns.add(role, thought=_thought(item), joint=_joint(turns))
         elif role in ("user", "assistant"):
             joint = _joint(turns) if role == "assistant" else "\n\n" if joins else None
             turns.add(role, _text(item["content"]), joint=joint)

@@ -12,6 +12,7 @@ from penstock.server.pages import PageQuery
 from penstock.server.sampling import Alternatives, Count, HintedBody, Label
 
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 Include = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",

@@ -17,7 +17,6 @@ from penstock.server.body import read_body, translated
 from penstock.server.dialects.responses.compaction import (
     SHARE,
     USERS_SHARE,
-    content_of,
     newest_users,
     summary_request,
     unanswered,
@@ -29,6 +28,7 @@ from penstock.server.dialects.responses.service.fitting import shortened
 from penstock.server.dialects.responses.service.responses import Responses
 from penstock.server.dialects.responses.translate import prompt_request, sent_names
 from penstock.server.document import takes
+from penstock.server.opaque import content_of
 
 _TOO_LONG = "The last turn of the conversation alone is longer than this model's context; shorten it."
 _NOT_ASKED = {"tools": None, "tool_choice": None, "text": None}  # of the conversation; a summary is plain text
