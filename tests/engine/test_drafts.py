@@ -17,7 +17,7 @@ from penstock.config.constraint import Thinking
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.protocol import NewSequence, SlotResult, TokenLogprobs
+from penstock.core.protocol import NewSequence, SlotResult, StepPlan, TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
@@ -62,6 +62,9 @@ class Rehearsed:
 
     def release(self, slot: int) -> None:
         del self.told[slot]
+
+    def step(self, plan: StepPlan) -> None:
+        pass
 
     def propose(self, wanted: Mapping[int, int]) -> list[Draft]:
         found = []

@@ -25,14 +25,23 @@ class Drafting:
     """
 
     def __init__(
-        self, drafter: Drafter | None = None, depths: Depths | None = None, cost: StepCost | None = None
+        self,
+        drafter: Drafter | None = None,
+        depths: Depths | None = None,
+        cost: StepCost | None = None,
+        most: int | None = None,
     ) -> None:
+        """`most` drafts there will be of a drafter that `use` brings, once its model is loaded."""
         self.cost = cost
         self._drafter: Drafter = drafter or NoDrafter()
         self._depths: Depths = depths or FixedDepths()
-        self.most = self._drafter.most
+        self.most = self._drafter.most if most is None else most
         self._slots: dict[int, int] = {}  # most drafts of each at a time
         self._failures = 0  # since a result told of them
+
+    def use(self, drafter: Drafter) -> None:
+        """Takes a drafter, before there are sequences."""
+        self._drafter = drafter
 
     def add_row(self, new: NewSequence) -> None:
         """A sequence takes a slot."""
@@ -55,6 +64,7 @@ class Drafting:
 
     def propose(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> StepResult:
         """A step's result with what may follow what it has drawn."""
+        self._guarded(None, self._drafter.step, plan)
         proposals = self._proposed(plan, drawn) if self._slots else ()
         failures, self._failures = self._failures, 0
         if not proposals and not failures:
