@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence, ScheduledTokens, StepPlan
@@ -18,6 +18,8 @@ from penstock.runtime.sampler import Draw, RowSample, Sampler
 
 if TYPE_CHECKING:
     from penstock.runtime.executor import Executor
+
+_UNASKED: Final = 32  # steps in which nobody wants drafts, after which prompts are no longer computed beforehand
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class DraftModelDrafter:
         self._traits = traits
         self._decoding = executor.decoding(blocks.builder)
         self._rows: dict[int, _Row] = {}
+        self._unasked = 0
 
     def begin(self, new: NewSequence) -> None:
         """As Drafter. Nothing is drafted for sequences with media, or with tokens that the model does not have."""
@@ -95,6 +98,9 @@ class DraftModelDrafter:
     def step(self, plan: StepPlan) -> None:
         """As Drafter: prompts are computed as their target computes them, so that no step has to do all of one."""
         self._blocks.enter(plan, self._rows)
+        self._unasked += 1
+        if self._unasked > _UNASKED:
+            return
         spans = list[ScheduledTokens]()
         left = self._traits.max_tokens
         for span in plan.scheduled:
@@ -109,6 +115,7 @@ class DraftModelDrafter:
 
     def propose(self, wanted: Mapping[int, int]) -> Sequence[Draft]:
         """As Drafter. Who is far behind comes last, and gets no drafts before all of it is computed."""
+        self._unasked = 0
         rows = [self._rows[slot] for slot in wanted if slot in self._rows]
         rows.sort(key=lambda row: len(row.tokens) - self._computed(row))
         spans = list[ScheduledTokens]()

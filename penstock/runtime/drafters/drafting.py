@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import TypeVar
 
 from penstock.config.errors import EngineDeadError
@@ -84,7 +85,10 @@ class Drafting:
         return tuple(self._guarded(nothing, self._chosen, wanted))
 
     def _chosen(self, wanted: Mapping[int, int]) -> Sequence[Proposal]:
-        chosen = self._depths.chosen(self._drafter.propose(wanted))
+        started = perf_counter()
+        drafts = self._drafter.propose(wanted)
+        self._depths.took(perf_counter() - started, max((len(draft.tokens) for draft in drafts), default=0))
+        chosen = self._depths.chosen(drafts)
         return [Proposal(draft.slot, draft.tokens, draft.parents) for draft in chosen]
 
     def _guarded(self, otherwise: Found, call: Callable[..., Found], *arguments: object) -> Found:

@@ -17,7 +17,7 @@ def drafting_of(options: EngineOptions, drafter: Drafter | None = None) -> Draft
     if drafter is not None or asked is None:
         return Drafting(drafter)
     cost = LearnedStepCost()
-    depths = PricedDepths(cost) if asked.adaptive else FixedDepths()
+    depths = PricedDepths(cost, asked.model is not None) if asked.adaptive else FixedDepths()
     return Drafting(_drafter(asked), depths, cost, asked.num_speculative_tokens)
 
 
