@@ -21,8 +21,8 @@ from penstock.config.errors import ConfigError
 from penstock.config.keywords import EngineKeywords
 from penstock.config.names import BUNDLED_MODEL, served_name
 from penstock.config.options import EngineOptions
+from penstock.config.pooling import PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineStats, GenerationRequest
 from penstock.engine.api import EngineInfo
 from penstock.engine.frontend import Frontend

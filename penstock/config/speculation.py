@@ -9,13 +9,15 @@ from typing import Any, Final
 from penstock.config.errors import ConfigError, format_value
 
 MOST_DRAFTS: Final = 32  # of a sequence in a step
-METHODS: Final = ("ngram", "suffix")
+METHODS: Final = ("draft_model", "ngram", "suffix")
 _NOT_HERE: Final = (
-    "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "p_eagle", "lookahead", "dflash",
+    "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "p_eagle", "lookahead", "dflash",
 )  # fmt: skip
 _DEFAULT_DRAFTS: Final = 12
 _LEAST_COMMON: Final = 2  # tokens
+_MODEL_DRAFTS: Final = 4  # of a draft model, each of which is a step of it
 _FIELDS: Final = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "adaptive")
+_MODEL_FIELDS: Final = ("method", "model", "num_speculative_tokens", "draft_min", "draft_p_min", "adaptive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,9 @@ class Speculation:
         prompt_lookup_min, prompt_lookup_max: tokens that an earlier place has in common with the end, for "ngram"; the
             least is that of "suffix" too, which takes as many as there are.
         adaptive: no more drafts are verified than pay; else all that there are.
+        model: folder or .gguf file of the draft model, for "draft_model"; else None.
+        draft_min: drafts of a sequence below which none of them is verified.
+        draft_p_min: probability that the draft model gives a draft, below which it and those behind are left out.
     """
 
     method: str
@@ -35,6 +40,9 @@ class Speculation:
     prompt_lookup_min: int = _LEAST_COMMON
     prompt_lookup_max: int = 4
     adaptive: bool = True
+    model: str | None = None
+    draft_min: int = 0
+    draft_p_min: float = 0.0
 
 
 def speculation(text: str | None) -> Speculation | None:
@@ -53,21 +61,39 @@ def speculation(text: str | None) -> Speculation | None:
         raise _refused(text, 'a JSON object such as {"method": "suffix", "num_speculative_tokens": 8}')
     if "method" not in found and found.get("model") in ("ngram", "[ngram]"):  # as vLLM has it
         found["method"] = found.pop("model").strip("[]")
+    if "method" not in found and "model" in found:
+        found["method"] = "draft_model"
     method = found.get("method")
     if method in _NOT_HERE:
         raise _refused(text, f"method {' or '.join(METHODS)}; {method} is not here yet")
     if method not in METHODS:
         raise _refused(text, f"method {' or '.join(METHODS)}, but method is {format_value(method)}")
-    if unknown := sorted(set(found) - set(_FIELDS)):
-        raise _refused(text, f"{', '.join(_FIELDS)}, but not {', '.join(unknown)}")
+    fields = _MODEL_FIELDS if method == "draft_model" else _FIELDS
+    if unknown := sorted(set(found) - set(fields)):
+        raise _refused(text, f"{', '.join(fields)} for {method}, but not {', '.join(unknown)}")
+    adaptive = found.get("adaptive", True)
+    if not isinstance(adaptive, bool):
+        raise _refused(text, f"adaptive true or false, but it is {format_value(adaptive)}")
+    if method == "draft_model":
+        return _of_model(text, found, adaptive)
     made = Speculation(method)
     drafts = _whole(text, found, "num_speculative_tokens", 1, MOST_DRAFTS, made.num_speculative_tokens)
     least = _whole(text, found, "prompt_lookup_min", 1, 8, min(made.prompt_lookup_min, _given(found)))
     most = _whole(text, found, "prompt_lookup_max", least, 64, max(least, made.prompt_lookup_max))
-    adaptive = found.get("adaptive", True)
-    if not isinstance(adaptive, bool):
-        raise _refused(text, f"adaptive true or false, but it is {format_value(adaptive)}")
     return Speculation(method, drafts, least, most, adaptive)
+
+
+def _of_model(text: str, found: dict[str, Any], adaptive: bool) -> Speculation:
+    model, least = found.get("model"), found.get("draft_p_min", 0.0)
+    if not isinstance(model, str) or not model:
+        raise _refused(text, f"model, the folder or .gguf file of the draft model, but it is {format_value(model)}")
+    drafts = _whole(text, found, "num_speculative_tokens", 1, MOST_DRAFTS, _MODEL_DRAFTS)
+    fewest = _whole(text, found, "draft_min", 0, drafts, 0)
+    if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0.0 <= least <= 1.0:
+        raise _refused(text, f"draft_p_min from 0 to 1, but it is {format_value(least)}")
+    return Speculation(
+        "draft_model", drafts, adaptive=adaptive, model=model, draft_min=fewest, draft_p_min=float(least)
+    )
 
 
 def _given(found: dict[str, Any]) -> int:

@@ -24,8 +24,10 @@ class Counters:
     prefix_hits: int = 0
     miss_reasons: Counter[str] = field(default_factory=Counter)
     held_back: Counter[str] = field(default_factory=Counter)
+    drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drafter_failures: int = 0
     failed_loads: int = 0
 
     def end(self, reason: FinishReason) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from penstock.config.pooling import PoolingParams
 from penstock.config.sampling import SamplingParams
 from penstock.core.media import EncoderInput, MediaSpan
-from penstock.core.pooling import PoolingParams
 
 NULL_BLOCK = 0  # block 0 of every group is never handed out: padding and dropped sliding blocks point at it
 
@@ -263,6 +263,7 @@ class StepResult(NamedTuple):
         finished_transfers: loads and saves that have ended since the last result.
         failed_transfers: those of them that did not do what they should.
         timings: where the time went.
+        drafter_failures: times the drafter failed since the last result, and was switched off.
     """
 
     step: int
@@ -271,6 +272,7 @@ class StepResult(NamedTuple):
     finished_transfers: tuple[int, ...] = ()
     failed_transfers: tuple[int, ...] = ()
     timings: StepTimings = StepTimings()
+    drafter_failures: int = 0
 
 
 class Runner(Protocol):

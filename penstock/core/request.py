@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from penstock.config.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
 from penstock.config.lengths import Repetition, Truncation
+from penstock.config.pooling import PoolingParams
 from penstock.config.sampling import SamplingParams
 from penstock.core.media import EncoderInput, MediaSpan
-from penstock.core.pooling import PoolingParams
 from penstock.core.protocol import TokenLogprobs
 
 PUBLIC = "*"
@@ -206,7 +206,9 @@ class EngineStats:
         prefix_queries: prompt tokens looked up in the prefix tree; prefix_hits: of those, found.
         miss_reasons: (reason, count) of lookups that found less than the whole prompt.
         held_back: (gate, count) of steps in which a gate kept a sequence in the queue.
-        drafted_tokens, accepted_tokens: drafts that were verified, and those of them that were right.
+        drafts: times that a sequence's drafts were verified.
+        drafted_tokens, accepted_tokens: tokens of these, and those of them that were right.
+        drafter_failures: times a drafter failed and was switched off.
         failed_loads: blocks that could not be loaded from a lower tier.
         restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
         paused: 1 while the engine is told to hold still.
@@ -234,8 +236,10 @@ class EngineStats:
     prefix_hits: int = 0
     miss_reasons: tuple[tuple[str, int], ...] = ()
     held_back: tuple[tuple[str, int], ...] = ()
+    drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drafter_failures: int = 0
     failed_loads: int = 0
     restarts: int = 0
     resumed: int = 0

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from penstock.config.pooling import PoolingKind
 from penstock.core.kv.node import Namespace
 from penstock.core.media import MediaSpan
-from penstock.core.pooling import PoolingKind
 from penstock.core.request import PUBLIC, EngineRequest
 
 if TYPE_CHECKING:

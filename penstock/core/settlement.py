@@ -54,6 +54,7 @@ class Settlement:
         """Takes back what was computed for refused drafts; how many tokens have entries that count."""
         committed = min(entry.end + accepted, len(sequence.tokens))
         counters = self._ledger.counters
+        counters.drafts += 1
         counters.drafted_tokens += len(entry.drafts)
         counters.accepted_tokens += accepted
         sequence.drafted += len(entry.drafts)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.config.errors import CLIENT_FAILURES, ContextLengthError, EngineDeadError, RequestError, param_names
-from penstock.core.pooling import PoolingParams
+from penstock.config.pooling import PoolingParams
 from penstock.core.request import EngineRequest, GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.text.cut import chunks_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.kernels.copies import AsyncCopy
 

@@ -185,8 +185,7 @@ class ModelRunner:
         if result is None:
             return None
         self._queue.popleft()
-        proposals = self._drafting.propose(plan, result.results)
-        return result._replace(proposals=proposals) if proposals else result
+        return self._drafting.propose(plan, result, result.results)
 
     def _launch(self, plan: StepPlan, masks: Any) -> _InFlightStep:
         started = perf_counter()
@@ -244,8 +243,7 @@ class ModelRunner:
             rows[row] = result._replace(prompt_logprobs=scores)
         rows.update((slot, SlotResult(slot, error=error)) for slot, error in step.failed.items())
         timings = StepTimings(step.build, step.forward, perf_counter() - started)
-        proposals = self._drafting.propose(step.plan, drawn)
-        return StepResult(step.plan.step, tuple(rows.values()), proposals, timings=timings)
+        return self._drafting.propose(step.plan, StepResult(step.step, tuple(rows.values()), timings=timings), drawn)
 
     def _taken(self, result: SlotResult) -> SlotResult:
         """A result whose tokens later plans may refer to."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.config.errors import RequestError
-from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.core.request import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.engine.pooling import Pooled, pool

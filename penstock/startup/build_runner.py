@@ -29,6 +29,7 @@ from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.pooling import Pooler
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
+from penstock.startup.draft import load_drafter
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
 from penstock.startup.kv_probe import choose_kv_types
@@ -142,10 +143,10 @@ def make_runner(
     spec: EngineSpec, kv_types: Sequence[str], rows: int, drafting: Drafting | None = None
 ) -> tuple[ModelRunner, Executor]:
     """The runner of a loaded model, for so many sequences a step, and what runs its steps."""
-    options = spec.options
+    options, plan = spec.options, spec.plan
     meter = memory_meter(options.torch_device)
-    lower = partial(smaller_share, options, spec.plan, meter)
-    with oom_as_plan_error(spec.plan, "the caches were made", lower):
+    lower = partial(smaller_share, options, plan, meter)
+    with oom_as_plan_error(plan, "the caches were made", lower):
         memory, builder, executor = make_parts(spec, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
     model = spec.model
     kernel = spec.kernels.sampling()
@@ -160,6 +161,9 @@ def make_runner(
     warm_up = WarmUp(spec, memory) if options.on_gpu and sampler.on_device else None
     if warm_up is not None:
         warm_up.ahead()
+    if spec.draft is not None and drafting is not None:
+        with oom_as_plan_error(plan, "the draft model was loaded", lower):
+            drafting.use(load_drafter(spec.draft, model, spec.kernels, options, plan, rows))
     runner = ModelRunner(
         executor,
         memory,

@@ -13,7 +13,7 @@ from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, ModelFacts
 from penstock.config.speculation import speculation
-from penstock.core.kv.cache_spec import CacheGroup, CacheSpec, group_layers
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.startup.gpu_memory import DeviceMemory, described, share
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory
 
@@ -29,11 +29,19 @@ class Caches:
         specs: of its layers.
         block_bytes: of the kernels that make the caches.
         shared: an encoder's layers share memory, so layers of equal size count once.
+        guests: of a draft model's layers, which lie in the blocks of the first group that keeps every position.
     """
 
     specs: tuple[CacheSpec, ...]
     block_bytes: BlockBytes
     shared: bool = False
+    guests: tuple[CacheSpec, ...] = ()
+
+
+def every_position(groups: Sequence[CacheGroup]) -> int | None:
+    """The first group that keeps every position; None where none does."""
+    kinds = (CacheKind.FULL, CacheKind.LATENT)
+    return next((index for index, group in enumerate(groups) if group.kind in kinds), None)
 
 
 def memory_limits(
@@ -78,19 +86,29 @@ def plan_caches(
     """
     groups = group_layers(caches.specs)
     sizes = [
-        0
-        if spec.state
-        else caches.block_bytes(kind, options.block_size, spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.latent)
+        0 if spec.state else _layer_bytes(caches, spec, kind, options.block_size)
         for kind, spec in zip(kv_types, caches.specs, strict=True)
     ]
+    blocks = [_group_bytes(caches, group, sizes) for group in groups]
+    if caches.guests and (place := every_position(groups)) is not None:
+        blocks[place] += guest_bytes(caches, options)
     return plan_memory(
         model=facts,
         groups=groups,
         dtype_bytes=DTYPE_BYTES[options.dtype],
-        block_bytes=tuple(_group_bytes(caches, group, sizes) for group in groups),
+        block_bytes=tuple(blocks),
         limits=replace(limits, state_bytes=state_bytes(caches.specs)),
         weights_bytes=weights,
     )
+
+
+def _layer_bytes(caches: Caches, spec: CacheSpec, kind: str, size: int) -> int:
+    return caches.block_bytes(kind, size, spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.latent)
+
+
+def guest_bytes(caches: Caches, options: EngineOptions) -> int:
+    """Bytes that a draft model's layers keep of a block's tokens."""
+    return sum(_layer_bytes(caches, spec, options.kv_cache_dtype, options.block_size) for spec in caches.guests)
 
 
 def _group_bytes(caches: Caches, group: CacheGroup, sizes: Sequence[int]) -> int:

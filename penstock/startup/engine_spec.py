@@ -22,10 +22,11 @@ from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches, state_bytes
-from penstock.startup.gpu_memory import DeviceMemory, remedies, share
+from penstock.startup.draft import DraftSpec, draft_of, with_draft_room
+from penstock.startup.gpu_memory import DeviceMemory, Measured, remedies, share
 from penstock.startup.header_plan import this_machine
 from penstock.startup.kept_start import weights_identity, weights_place
-from penstock.startup.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes
+from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, format_bytes
 from penstock.startup.resident import packer_of, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
@@ -58,6 +59,7 @@ class EngineSpec:
         kernels: the implementation of every op.
         limits: what the plan was made under.
         weights: how each of the model's weights comes into memory; () for a model that reads them itself.
+        draft: the model that drafts for it, if any.
     """
 
     checkpoint: Checkpoint
@@ -70,6 +72,7 @@ class EngineSpec:
     kernels: KernelSet
     limits: MemoryLimits
     weights: tuple[WeightPlan, ...]
+    draft: DraftSpec | None = None
 
     def with_model(self, model: Model, kernels: KernelSet) -> EngineSpec:
         """The same engine with another declaration of its model, on other kernels."""
@@ -134,17 +137,20 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
     limits = memory_limits(options, concrete, machine, gpu)
     if drafts:
         limits = replace(limits, draft_states=drafts + 1)
+    draft = draft_of(model, kernels, concrete)
+    caches = _caches(model, kernels, draft)
+    limits = with_draft_room(limits, draft, caches, concrete)
     if gpu is not None:
         memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
         smaller = partial(_quantized_bytes, facts, kernels, concrete, plans)
         limits = replace(limits, remedies=remedies(facts, smaller, concrete, limits, memory, weights, machine))
-    plan = plan_caches(_caches(model, kernels), concrete, limits, types, facts, weights)
+    plan = plan_caches(caches, concrete, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(plan.max_model_len)
         plans = _weight_plans(model, checkpoint, concrete)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += _notes(model, plan, plans, kernels)
-    return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits, plans)
+    return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits, plans, draft)
 
 
 def _notes(model: Model, plan: MemoryPlan, plans: Sequence[WeightPlan], kernels: KernelSet) -> list[Decision]:
@@ -231,11 +237,14 @@ def plan_measured(spec: EngineSpec, kv_types: Sequence[str], measured: Measured)
 def _plan_loaded(spec: EngineSpec, kv_types: Sequence[str], limits: MemoryLimits, weights: int) -> MemoryPlan:
     """A plan for the model as it was declared: with the length that was planned then."""
     limits = replace(limits, max_model_len=spec.plan.max_model_len)
-    return plan_caches(_caches(spec.model, spec.kernels), spec.options, limits, kv_types, spec.facts, weights)
+    return plan_caches(
+        _caches(spec.model, spec.kernels, spec.draft), spec.options, limits, kv_types, spec.facts, weights
+    )
 
 
-def _caches(model: Model, kernels: KernelSet) -> Caches:
-    return Caches(model.cache_specs, kernels.cache_block_bytes, model.whole_prompts)
+def _caches(model: Model, kernels: KernelSet, draft: DraftSpec | None = None) -> Caches:
+    guests = () if draft is None else tuple(draft.model.cache_specs)
+    return Caches(model.cache_specs, kernels.cache_block_bytes, model.whole_prompts, guests)
 
 
 def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:

@@ -25,6 +25,25 @@ SMALLER_FORMATS = ("fp8", "int4")  # suggested for float weights, which are quan
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """Bytes of a device.
+
+    Attributes:
+        weights: held by the loaded model.
+        step: the most that the largest step held besides weights and caches.
+        others: not torch's: of other processes, and of contexts, libraries and compiled kernels.
+        total: the device's.
+        recordings: what recorded steps will keep, beside the largest step.
+    """
+
+    weights: int
+    step: int
+    others: int
+    total: int
+    recordings: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """Bytes of a GPU: all, and those that nobody uses."""
 

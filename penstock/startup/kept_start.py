@@ -24,6 +24,7 @@ from penstock.config.machine import Machine, has_accelerator_files
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, LayerFacts, ModelFacts, resolve
+from penstock.config.speculation import speculation
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.journal import Arrays, Journal, Names
@@ -228,6 +229,9 @@ def _identity(weights: str) -> str:
 
 def find(asked: EngineOptions) -> Again | None:
     """The start that was kept of this model and these options; None where it cannot be used."""
+    drafts = speculation(asked.speculative_config)
+    if drafts is not None and drafts.model is not None:  # it has to be loaded
+        return None
     try:
         found = _read(asked)
         return _decided(asked, found) if found is not None else None

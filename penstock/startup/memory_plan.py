@@ -32,6 +32,7 @@ class MemoryLimits:
         state_bytes: one recurrent state, of all layers.
         draft_states: states that a row has besides its own while drafts are verified: behind its last known token and
             behind each draft. 0 where there is no drafter.
+        drafter_bytes: what a draft model takes besides its share of the blocks.
         most_sequences: where the KV cache takes all that is left, no more than so many of max_model_len need.
         activation_bytes: what the largest step was measured to take; None estimates it.
         attention_masks: attention writes masks or scores out, and the estimate has room for them.
@@ -51,6 +52,7 @@ class MemoryLimits:
     enable_prefix_caching: bool = True
     state_bytes: int = 0
     draft_states: int = 0
+    drafter_bytes: int = 0
     most_sequences: int | None = None
     activation_bytes: int | None = None
     attention_masks: bool = True
@@ -73,25 +75,6 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Bytes of a device.
-
-    Attributes:
-        weights: held by the loaded model.
-        step: the most that the largest step held besides weights and caches.
-        others: not torch's: of other processes, and of contexts, libraries and compiled kernels.
-        total: the device's.
-        recordings: what recorded steps will keep, beside the largest step.
-    """
-
-    weights: int
-    step: int
-    others: int
-    total: int
-    recordings: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Where the memory goes.
 
@@ -109,6 +92,7 @@ class MemoryPlan:
         notes: why a wish was changed, one sentence each.
         checkpoints: recurrent states there is room for beside those of the rows, which prefixes are shared by.
         draft_states: those that rows borrow while their drafts are verified.
+        drafter_bytes: a draft model's weights, its step and its blocks for drafts.
         measured: the weights and the largest step were measured.
         where: what the available bytes are of, for people.
     """
@@ -126,12 +110,13 @@ class MemoryPlan:
     state_bytes: int = 0
     checkpoints: int = 0
     draft_states: int = 0
+    drafter_bytes: int = 0
     measured: bool = False
     where: str = ""
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.activation_bytes + self.state_bytes
+        return self.weights_bytes + self.kv_bytes + self.activation_bytes + self.state_bytes + self.drafter_bytes
 
     def table(self) -> tuple[tuple[str, str, str], ...]:
         """Rows (what, how much, remark) for printing."""
@@ -139,11 +124,13 @@ class MemoryPlan:
         states = f"of recurrent layers, {self.checkpoints} of them for shared prefixes"
         states += f", {self.draft_states} for drafts" if self.draft_states else ""
         fits = f"{self.max_concurrent_full_length:.1f} sequences of {self.max_model_len:,} tokens"
+        drafter = ("draft model", format_bytes(self.drafter_bytes), "besides its KV cache")
         return (
             ("weights", format_bytes(self.weights_bytes), f"{format_bytes(self.weights_file_bytes)} in the checkpoint"),
             ("KV cache", format_bytes(self.kv_bytes), f"{blocks} blocks; {fits}"),
             *((("states", format_bytes(self.state_bytes), states),) if self.state_bytes else ()),
             ("activations", format_bytes(self.activation_bytes), self.step_remark),
+            *((drafter,) if self.drafter_bytes else ()),
             ("total", format_bytes(self.total_bytes), f"of {format_bytes(self.available_bytes)} available{self.where}"),
             *(("note", "", note) for note in self.notes),
         )
@@ -287,6 +274,7 @@ def _no_room(
                 flags.append(f"--max-model-len {plan.max_model_len}")
             remedy = f"start with {' '.join(flags)}"
             break
+    weights += limits.drafter_bytes
     return MemoryPlanError(
         f"the weights need {format_bytes(weights)}, a step {format_bytes(step)} and the KV cache of one sequence "
         f"{format_bytes(least)}, but only {format_bytes(limits.available_bytes)} are available: "
@@ -435,6 +423,7 @@ def plan_memory(
             ("weights", weights, f"{format_bytes(model.file_bytes)} in the checkpoint"),
             ("activations", activation_bytes(model, limits, dtype_bytes), "largest step"),
             ("states", limits.states_of_row * limits.max_num_seqs, "of recurrent layers"),
+            ("draft model", limits.drafter_bytes, "besides its KV cache"),
             ("KV cache", _least(groups, sizes, limits.max_model_len, limits), f"{limits.max_model_len:,} tokens"),
             ("available", limits.available_bytes, limits.where.removeprefix(", ")),
         )
@@ -459,7 +448,7 @@ def _made(
 ) -> MemoryPlan:
     activations = activation_bytes(model, limits, dtype_bytes)
     states = limits.states_of_row * limits.max_num_seqs
-    left = limits.available_bytes - weights - activations - states
+    left = limits.available_bytes - weights - activations - states - limits.drafter_bytes
     sizes = _sizes(groups, dtype_bytes, block_bytes, limits)
     _check_states(groups, sizes, left, limits)
     may_shrink = not limits.max_model_len_fixed and limits.max_model_len > limits.block_size
@@ -486,6 +475,7 @@ def _made(
         notes=notes,
         state_bytes=states + checkpoints * limits.state_bytes,
         checkpoints=checkpoints,
+        drafter_bytes=limits.drafter_bytes,
         draft_states=limits.draft_states * limits.max_num_seqs if limits.state_bytes else 0,
         measured=limits.activation_bytes is not None,
         where=limits.where,

@@ -17,7 +17,7 @@ from penstock.layers.batch import Batch, GroupTables, MaskKind
 from penstock.models.registry import Model
 from penstock.runtime.kv_memory import KVMemory
 from penstock.startup.engine_spec import EngineSpec
-from penstock.startup.memory_plan import Measured
+from penstock.startup.gpu_memory import Measured
 
 TOP = 20  # log-probabilities asked for with each token
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.config import limits
 from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError
 from penstock.config.model_settings import PoolerSettings
-from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.models.families import named
 from penstock.models.family_facts import Judge
 from penstock.text.pairs import PairPrompt

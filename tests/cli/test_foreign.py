@@ -16,6 +16,7 @@ from penstock.cli.foreign.table import ENGINES, ForeignFlag, flags_of
 from penstock.cli.main import load_command
 from penstock.cli.migrate import migrated
 from penstock.config.errors import ConfigError
+from penstock.config.speculation import Speculation, speculation
 from tests.cli.conftest import Penstock
 
 FLAGS = [(engine, flag) for engine in ENGINES for flag in flags_of(engine).values()]
@@ -190,6 +191,14 @@ def test_members_of_objects_are_given_one_by_one() -> None:
         'penstock serve m --hf-overrides.rope_theta 10 --hf-overrides \'{"rope_scaling": {"factor": 4}}\' '
         "--pooler-config '{\"dimensions\": 8}'"
     )
+    context = context_of("m", "-md", "small.gguf", "--draft-max=8", "--draft-min", "2", "--draft-p-min", "0.6")
+    drafts = {"model": "small.gguf", "num_speculative_tokens": 8, "draft_min": 2, "draft_p_min": 0.6}
+    assert json.loads(context.params["speculative_config"]) == drafts
+    assert speculation(context.params["speculative_config"]) == Speculation(
+        "draft_model", 8, model="small.gguf", draft_min=2, draft_p_min=0.6
+    )
+    made = migrated("llama-server -m x.gguf --model-draft d.gguf --draft-max 3")
+    assert "x.gguf --speculative-config.model d.gguf --speculative-config.num_speculative_tokens 3 " in made.line
     for wrong in (["--hf-overrides.a"], ["--hf-overrides..a", "1"], ["--hf-overrides." + "a." * 20 + "b", "1"]):
         with pytest.raises(typer.BadParameter):
             context_of("m", *wrong)

@@ -16,6 +16,10 @@ def test_what_is_said() -> None:
     asked = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 3}'
     assert speculation(asked) == Speculation("ngram", 5, 3, 5)
     assert speculation('{"model": "[ngram]", "prompt_lookup_max": 1}') == Speculation("ngram", 12, 1, 1)
+    of_model = Speculation("draft_model", 4, model="m")
+    assert speculation('{"method": "draft_model", "model": "m"}') == speculation('{"model": "m"}') == of_model
+    asked = '{"model": "m", "num_speculative_tokens": 7, "draft_min": 2, "draft_p_min": 0.5}'
+    assert speculation(asked) == Speculation("draft_model", 7, model="m", draft_min=2, draft_p_min=0.5)
     assert speculation('{"method": "suffix", "adaptive": false}') == Speculation("suffix", adaptive=False)
 
 
@@ -26,7 +30,7 @@ def test_what_is_said() -> None:
         ("[1]", "a JSON object"),
         ("[" * 100_000, "a JSON object"),
         ("{}", "method is null"),
-        ('{"method": "magic"}', 'method ngram or suffix, but method is "magic"'),
+        ('{"method": "magic"}', 'method draft_model or ngram or suffix, but method is "magic"'),
         ('{"method": "eagle3", "model": "m"}', "eagle3 is not here yet"),
         ('{"method": "suffix", "num_speculative_tokens": 0}', "num_speculative_tokens from 1 to 32"),
         ('{"method": "suffix", "num_speculative_tokens": true}', "num_speculative_tokens from 1 to 32"),
@@ -34,7 +38,13 @@ def test_what_is_said() -> None:
         ('{"method": "ngram", "prompt_lookup_max": "3"}', "prompt_lookup_max from"),
         ('{"method": "suffix", "depth": 3}', "but not depth"),
         ('{"method": "suffix", "adaptive": 1}', "adaptive true or false"),
-        ('{"method": ["suffix"]}', "method ngram or suffix"),
+        ('{"method": ["suffix"]}', "method draft_model or ngram or suffix"),
+        ('{"method": "draft_model"}', "model, the folder or .gguf file of the draft model, but it is null"),
+        ('{"model": 5}', "model, the folder or .gguf file of the draft model, but it is 5"),
+        ('{"model": "m", "draft_min": 5}', "draft_min from 0 to 4"),
+        ('{"model": "m", "draft_p_min": 1.5}', "draft_p_min from 0 to 1, but it is 1.5"),
+        ('{"model": "m", "prompt_lookup_min": 2}', "but not prompt_lookup_min"),
+        ('{"method": "suffix", "model": "m"}', "but not model"),
     ],
 )
 def test_what_is_refused_and_how(text: str, told: str) -> None:

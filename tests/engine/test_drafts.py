@@ -17,7 +17,7 @@ from penstock.config.constraint import Thinking
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.protocol import NewSequence, SlotResult, TokenLogprobs
+from penstock.core.protocol import NewSequence, SlotResult, StepPlan, TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
@@ -62,6 +62,9 @@ class Rehearsed:
 
     def release(self, slot: int) -> None:
         del self.told[slot]
+
+    def step(self, plan: StepPlan) -> None:
+        pass
 
     def propose(self, wanted: Mapping[int, int]) -> list[Draft]:
         found = []
@@ -172,6 +175,7 @@ def test_random_lives(family: str, tmp_path: Path) -> None:
             answers = run(engine, *again(requests, turn), dice=dice if turn or number else None)
             check(answers, truth)
         stats = engine.stats()
+        assert stats.drafter_failures == 0  # the drafter itself checks what it is told
         assert stats.drafted_tokens > 60 and stats.accepted_tokens > (2 * right if right > 1 else -1)
         assert (stats.accepted_tokens == stats.drafted_tokens) or right < 8
         assert stats.preemptions > 0 and stats.prefix_hits > 0
@@ -202,6 +206,53 @@ def test_of_a_tree_the_first_chain_counts(tmp_path: Path) -> None:
     check(run(engine, *asked(4, speculate=True)), truth)
     assert engine.stats().accepted_tokens > 30
     plain.close()
+    engine.close()
+
+
+class Failing(Rehearsed):
+    """A drafter that raises in a call that it is named after, the third time."""
+
+    fails = ""
+    calls = 0
+
+    def _called(self, name: str) -> None:
+        self.calls += name == self.fails
+        if self.calls == 3:
+            raise ZeroDivisionError(name)
+
+    def begin(self, new: NewSequence) -> None:
+        self._called("begin")
+        super().begin(new)
+
+    def take(self, slot: int, tokens: Sequence[int]) -> None:
+        self._called("take")
+        super().take(slot, tokens)
+
+    def release(self, slot: int) -> None:
+        self._called("release")
+        super().release(slot)
+
+    def propose(self, wanted: Mapping[int, int]) -> list[Draft]:
+        self._called("propose")
+        return super().propose(wanted)
+
+
+@pytest.mark.parametrize("fails", ["begin", "take", "release", "propose"])
+def test_a_drafter_that_fails_is_switched_off(fails: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests go on with the same answers, those that come later too; it is told of once."""
+    tiny.save("qwen3-next", tmp_path)
+    plain = made(tmp_path)
+    truth = run(plain, *asked(8, speculate=False))
+    plain.close()
+    drafter = Failing({key: answer.tokens for key, answer in truth.items()}, 6)
+    drafter.fails = fails
+    engine = made(tmp_path, drafter)
+    for turn in range(2):
+        check(run(engine, *again(asked(8, speculate=False), turn), dice=random.Random(turn)), truth)
+    assert drafter.calls == 3 and engine.stats().drafter_failures == 1
+    assert [record.message for record in caplog.records if "drafter failed" in record.message] == [
+        "the drafter failed and is switched off: requests go on without drafts"
+    ]
     engine.close()
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.config.options import EngineOptions
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine

@@ -15,8 +15,8 @@ import pytest
 
 from penstock.config import code
 from penstock.config.options import EngineOptions
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest
 from penstock.engine import build
 from penstock.engine.build import build_engine
@@ -124,7 +124,7 @@ def test_a_second_start_does_not_load_torch(tmp_path: Path) -> None:
 LATE = """
 import json, os, sys
 from penstock.config.options import EngineOptions
-from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest
 from penstock.config.sampling import SamplingParams
 from penstock.engine.build import build_engine

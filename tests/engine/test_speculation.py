@@ -11,6 +11,7 @@ import pytest
 
 from penstock import LLM
 from penstock.config.constraint import Thinking
+from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
 from penstock.core.policies.step_cost import Estimate, StepShape
@@ -47,6 +48,12 @@ def _known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "LearnedStepCost", Cheap)
 
 
+DRAFT_MODELS = [
+    {"method": "draft_model", "adaptive": False},
+    {"method": "draft_model", "num_speculative_tokens": 3},
+]
+
+
 def made(folder: Path, config: dict[str, object] | None, **more: object) -> Engine:
     options = {"dtype": "float32", "threads": 1, "max_num_seqs": 6, "block_size": 4, "kv_blocks": 150, **more}
     text = None if config is None else json.dumps(config)
@@ -79,6 +86,29 @@ def test_answers_are_those_without(family: str, config: dict[str, object], tmp_p
     stats = engine.stats()
     engine.close()
     assert stats.preemptions > 0 and stats.prefix_hits > 0
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("config", DRAFT_MODELS, ids=["draft-model", "draft-model-priced"])
+def test_answers_with_a_draft_model(family: str, config: dict[str, object], tmp_path: Path) -> None:
+    """As above, whatever the target keeps, as long as some layer keeps every position: there the draft model's are."""
+    tiny.save(family, tmp_path / "target")
+    tiny.save("llama", tmp_path / "draft", num_hidden_layers=1)
+    config = {**config, "model": str(tmp_path / "draft")}
+    if family == "mixtral-sliding":
+        with pytest.raises(ConfigError, match="forgets what lies before its window"):
+            made(tmp_path / "target", config)
+        return
+    plain = made(tmp_path / "target", None)
+    truth = run(plain, *asked(8, 0))
+    plain.close()
+    engine = made(tmp_path / "target", config, max_chunk_tokens=7)
+    for turn in range(1, 4):
+        check(run(engine, *asked(8, 12, turn), dice=random.Random(turn) if turn > 1 else None), truth)
+    stats = engine.stats()
+    engine.close()
+    assert stats.preemptions > 0 and stats.prefix_hits > 0 and stats.drafter_failures == 0
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError
+from penstock.config.pooling import PoolingParams
 from penstock.core.policies.pace import Pace
 from penstock.core.policies.waiting import Waiting
-from penstock.core.pooling import PoolingParams
 from penstock.core.request import PUBLIC, EngineOutput, EngineRequest, FinishReason
 from penstock.engine.streams import StreamTable
 from tests.engine.support import request

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
-from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.engine.build import build_engine
 from penstock.evaluate.scoring import Scorer
 from penstock.kernels.api import resolve_kernels

@@ -94,6 +94,8 @@ SUFFIXES = ("", "_total", "_sum", "_count", "_bucket")
         "vllm:e2e_request_latency_seconds_count", "vllm:time_to_first_token_seconds_sum",
         "vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count",
         "vllm:request_prompt_tokens_count", "vllm:request_generation_tokens_count",
+        "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
     ],
 )  # fmt: skip
 def test_names_dashboards_read(server: Running, name: str) -> None:

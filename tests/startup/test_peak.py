@@ -14,7 +14,7 @@ from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
 from penstock.startup.build_runner import load, make_runner
 from penstock.startup.engine_spec import EngineSpec, make_engine_spec, plan_measured
-from penstock.startup.memory_plan import Measured
+from penstock.startup.gpu_memory import Measured
 from penstock.startup.peak import largest_step
 from penstock.startup.scheduling import scheduler_options
 from tests.engine.test_equality import ask, finish

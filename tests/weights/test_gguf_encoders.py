@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from penstock.config.errors import CheckpointError
-from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.weights.open import open_checkpoint
 from penstock.weights.pooling import Pooling, read_pooling
 from tests.engine.test_pooling import engine, pooled

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from penstock.config.errors import CheckpointError, ParameterError, RequestError
-from penstock.core.pooling import PoolingKind
+from penstock.config.pooling import PoolingKind
 from penstock.weights.open import open_checkpoint
 from penstock.weights.pooling import Pooling, read_pooling
 from tests.engine.test_pooling import engine, pooled

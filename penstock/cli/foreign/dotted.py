@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import typer
 
-OBJECTS: Final = ("--hf-overrides", "--pooler-config")
+OBJECTS: Final = ("--hf-overrides", "--pooler-config", "--speculative-config")
+# llama-server's flags of drafts, which are members of one of ours.
+MEMBERS: Final = {
+    flag: f"--speculative-config.{member}"
+    for member, flags in (
+        ("model", "-md --model-draft --spec-draft-model"),
+        ("num_speculative_tokens", "--draft --draft-n --draft-max --spec-draft-n-max"),
+        ("draft_min", "--draft-min --draft-n-min --spec-draft-n-min"),
+        ("draft_p_min", "--draft-p-min --spec-draft-p-min"),
+    )
+    for flag in flags.split()
+}
 _MOST_PARTS: Final = 16
 
 
-def joined(words: Sequence[str]) -> list[str]:
+def joined(words: Sequence[str], members: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """The words with one object for each such flag, at the end; as vLLM reads them.
 
-    A member's value is JSON, else a text; `KEY+` adds it to a list. What is said later counts.
+    A member's value is JSON, else a text; `KEY+` adds it to a list. What is said later counts. `members` are other
+    flags that stand for one each.
 
     Raises:
         typer.BadParameter: a member has no value or no name, or lies in what is no object.
@@ -24,6 +37,7 @@ def joined(words: Sequence[str]) -> list[str]:
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
+        name = members.get(name, name)
         flag, dot, path = name.partition(".")
         flag = flag.replace("_", "-")
         if flag not in OBJECTS:

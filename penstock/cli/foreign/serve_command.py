@@ -8,7 +8,7 @@ from typing import Any, Final
 import typer
 
 from penstock.cli.command import Command
-from penstock.cli.foreign.dotted import joined
+from penstock.cli.foreign.dotted import MEMBERS, joined
 from penstock.cli.foreign.table import ENGINES, SPOKEN, answer_to, flags_of, found_in
 
 UNNEEDED: Final = "penstock.unneeded"
@@ -31,7 +31,7 @@ class ServeCommand(Command):
             for parameter in self.get_params(ctx)
             for name in (*parameter.opts, *parameter.secondary_opts)
         }
-        words, ctx.meta[UNNEEDED] = _ours(_dashed(joined(_named(typed)), takes), takes)
+        words, ctx.meta[UNNEEDED] = _ours(_dashed(joined(_named(typed), MEMBERS), takes), takes)
         return super().parse_args(ctx, [*words, *args[len(typed) :]])
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -8,8 +8,10 @@ verified the first token is judged too, by what came.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Final, NamedTuple, Protocol
 
 from penstock.core.policies.step_cost import StepCost, StepShape
@@ -23,6 +25,8 @@ _OWN_MEMORY: Final = 32.0  # the same of a sequence
 _FIXED: Final = 0.8  # share of a one-token step that is taken not to grow with its tokens, before that is known
 _LEAST_GAIN: Final = 1.02  # tokens a second with drafts over without, below which it is not worth the trouble
 _TRIED_EVERY: Final = 64  # refused drafts that would be right more often than not, of which one is tried
+_TIMED: Final = 9  # proposals whose median time is believed
+_TIMED_LEAST: Final = 3  # and how many of them, before which all that may be is drafted
 _LONGEST_REST: Final = 32  # steps that a slot without useful drafts is not looked at, where there are many
 
 
@@ -43,6 +47,9 @@ class Depths(Protocol):
 
     def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
         """For which of these slots the drafter is asked, and for how many drafts, where it may be for so many."""
+
+    def took(self, seconds: float, longest: int) -> None:
+        """What the drafter took for a proposal of so many drafts at most."""
 
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """Those that are verified, cut to the length that pays."""
@@ -66,6 +73,9 @@ class FixedDepths:
     def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
         """As Depths."""
         return most
+
+    def took(self, seconds: float, longest: int) -> None:
+        """As Depths."""
 
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """As Depths."""
@@ -115,7 +125,9 @@ class _Price(NamedTuple):
 class PricedDepths:
     """Learns what drafts bring and cost, and chooses by it."""
 
-    def __init__(self, cost: StepCost) -> None:
+    def __init__(self, cost: StepCost, drafting_costs: bool = False) -> None:
+        """`drafting_costs`: each draft is a step of a model, so that no more are made than are worth that too."""
+        self._drafting: deque[float] | None = deque(maxlen=_TIMED) if drafting_costs else None  # seconds a draft
         self._cost = cost
         self._slots: dict[int, _Slot] = {}
         self._rates: dict[tuple[int, int], _Rate] = {}  # by kind and place
@@ -160,7 +172,15 @@ class PricedDepths:
                 # A look takes a fraction of what a step takes for a row: of few rows each is looked at in every step.
                 known.rest = min(max(1, 2 * known.rest), self._shape.rows // 4, _LONGEST_REST)
                 known.resting = known.rest  # taken back where a draft is chosen
-        return found
+        if not found or self._drafting is None or len(self._drafting) < _TIMED_LEAST:
+            return found
+        depth = self._worth_making(found, median(self._drafting))
+        return {slot: min(length, depth) for slot, length in found.items()} if depth else {}
+
+    def took(self, seconds: float, longest: int) -> None:
+        """As Depths."""
+        if self._drafting is not None and longest:
+            self._drafting.append(seconds / longest)
 
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """As Depths."""
@@ -168,12 +188,7 @@ class PricedDepths:
         for number, draft in enumerate(drafts):
             known = self._slots[draft.slot]
             known.judged = draft
-            probability, prior = 1.0, _PRIOR
-            own = known.own.get(draft.kind, _Rate())
-            for place in range(len(draft.tokens)):
-                prior = self._rates.get((draft.kind, place), _Rate()).beside(prior)
-                probability *= own.beside(prior)
-                worth.append((probability, number))
+            worth += ((one, number) for one in self._probabilities(known, draft.kind, len(draft.tokens)))
         worth.sort(key=lambda one: -one[0])
         lengths = [0] * len(drafts)
         for _, number in worth[: self._paying([probability for probability, _ in worth])]:
@@ -185,6 +200,33 @@ class PricedDepths:
                 known.resting = known.rest = 0
                 found.append(draft._replace(tokens=draft.tokens[:length]))
         return found
+
+    def _probabilities(self, known: _Slot, kind: int, length: int) -> Iterator[float]:
+        """Of so many drafts of a slot, in order, that each and all before it are right."""
+        probability, prior = 1.0, _PRIOR
+        own = known.own.get(kind, _Rate())
+        for place in range(length):
+            prior = self._rates.get((kind, place), _Rate()).beside(prior)
+            probability *= own.beside(prior)
+            yield probability
+
+    def _worth_making(self, most: Mapping[int, int], each: float) -> int:
+        """How many drafts of these slots, each of which takes so many seconds for all together, bring the most tokens a
+        second; 0 where none is worth it."""
+        price, rows = self._price(), max(1, self._shape.rows)
+        chances = [[*self._probabilities(self._slots[slot], 0, length)] for slot, length in most.items()]
+        tokens, seconds = float(rows), price.step
+        best, depth = _LEAST_GAIN * rows / price.step, 0
+        for place in range(max(most.values())):
+            deep = [one[place] for one in chances if place < len(one)]
+            tokens += sum(deep)
+            seconds += price.each * len(deep) + each
+            if tokens / seconds > best:
+                best, depth = tokens / seconds, place + 1
+        if not depth:
+            self._refused += 1
+            return 1 if self._refused % _TRIED_EVERY == 0 else 0
+        return depth
 
     def _paying(self, worth: Sequence[float]) -> int:
         """How many of these drafts, the best first, bring the most tokens a second; 0 where none is worth it."""

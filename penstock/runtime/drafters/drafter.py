@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.core.protocol import NewSequence
+from penstock.core.protocol import NewSequence, StepPlan
 
 
 class Draft(NamedTuple):
@@ -42,6 +42,9 @@ class Drafter(Protocol):
     def release(self, slot: int) -> None:
         """The slot's sequence has left it."""
 
+    def step(self, plan: StepPlan) -> None:
+        """A step that was computed, before the tokens it drew are told: what became of the caches' blocks."""
+
     def propose(self, wanted: Mapping[int, int]) -> Sequence[Draft]:
         """Drafts behind the last known tokens of slots, each of which has just drawn: one a slot, of so many tokens at
         most.
@@ -60,6 +63,9 @@ class NoDrafter:
         """As Drafter."""
 
     def release(self, slot: int) -> None:
+        """As Drafter."""
+
+    def step(self, plan: StepPlan) -> None:
         """As Drafter."""
 
     def propose(self, wanted: Mapping[int, int]) -> Sequence[Draft]:

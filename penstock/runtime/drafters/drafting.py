@@ -2,66 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import TypeVar
 
+from penstock.config.errors import EngineDeadError
 from penstock.core.policies.step_cost import StepCost
-from penstock.core.protocol import NewSequence, Proposal, SlotResult, StepPlan
+from penstock.core.protocol import NewSequence, Proposal, SlotResult, StepPlan, StepResult
 from penstock.runtime.drafters.depths import Depths, FixedDepths
 from penstock.runtime.drafters.drafter import Drafter, NoDrafter
 
+log = logging.getLogger(__name__)
+Found = TypeVar("Found")
+
 
 class Drafting:
-    """Drafts for those sequences whose requests allow it.
+    """Drafts for those sequences whose requests allow it. A drafter that fails is switched off: no step fails with it.
 
     Attributes:
         cost: learns what steps cost, by which depths are chosen; None where nobody asks.
+        most: drafts of a proposal.
     """
 
     def __init__(
-        self, drafter: Drafter | None = None, depths: Depths | None = None, cost: StepCost | None = None
+        self,
+        drafter: Drafter | None = None,
+        depths: Depths | None = None,
+        cost: StepCost | None = None,
+        most: int | None = None,
     ) -> None:
+        """`most` drafts there will be of a drafter that `use` brings, once its model is loaded."""
         self.cost = cost
         self._drafter: Drafter = drafter or NoDrafter()
         self._depths: Depths = depths or FixedDepths()
+        self.most = self._drafter.most if most is None else most
         self._slots: dict[int, int] = {}  # most drafts of each at a time
+        self._failures = 0  # since a result told of them
 
-    @property
-    def most(self) -> int:
-        """Drafts of a proposal."""
-        return self._drafter.most
+    def use(self, drafter: Drafter) -> None:
+        """Takes a drafter, before there are sequences."""
+        self._drafter = drafter
 
     def add_row(self, new: NewSequence) -> None:
         """A sequence takes a slot."""
-        if new.speculate and new.pooling is None:
+        if new.speculate and new.pooling is None and self._drafter.most:
             self._slots[new.slot] = min(new.speculate, self._drafter.most)
-            self._drafter.begin(new)
             self._depths.begin(new)
+            self._guarded(None, self._drafter.begin, new)
 
     def release_row(self, slot: int) -> None:
         """A slot is free again."""
-        if slot in self._slots:
-            del self._slots[slot]
-            self._drafter.release(slot)
+        if self._slots.pop(slot, None) is not None:
             self._depths.release(slot)
+            self._guarded(None, self._drafter.release, slot)
 
     def take(self, slot: int, tokens: Sequence[int]) -> None:
         """Tokens of a slot that are known, drawn or not."""
         if slot in self._slots:
-            self._drafter.take(slot, tokens)
             self._depths.take(slot, tokens)
+            self._guarded(None, self._drafter.take, slot, tokens)
 
-    def propose(self, plan: StepPlan, results: Iterable[SlotResult]) -> tuple[Proposal, ...]:
-        """What may follow what a step has drawn."""
-        if not self._slots:
-            return ()
-        drawn: dict[int, int] = {}
-        for result in results:
+    def propose(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> StepResult:
+        """A step's result with what may follow what it has drawn."""
+        self._guarded(None, self._drafter.step, plan)
+        proposals = self._proposed(plan, drawn) if self._slots else ()
+        failures, self._failures = self._failures, 0
+        if not proposals and not failures:
+            return result
+        return result._replace(proposals=proposals, drafter_failures=failures)
+
+    def _proposed(self, plan: StepPlan, drawn: Iterable[SlotResult]) -> tuple[Proposal, ...]:
+        asking: dict[int, int] = {}
+        for result in drawn:
             if result.tokens and result.slot in self._slots:
                 self.take(result.slot, result.tokens)
-                drawn[result.slot] = self._slots[result.slot]
+                asking[result.slot] = self._slots.get(result.slot, 0)
         self._depths.step(plan)
-        wanted = self._depths.wanted(drawn)
-        if not wanted:
+        if not self._slots or not (wanted := self._depths.wanted(asking)):
             return ()
-        chosen = self._depths.chosen(self._drafter.propose(wanted))
-        return tuple(Proposal(draft.slot, draft.tokens, draft.parents) for draft in chosen)
+        nothing: Sequence[Proposal] = ()
+        return tuple(self._guarded(nothing, self._chosen, wanted))
+
+    def _chosen(self, wanted: Mapping[int, int]) -> Sequence[Proposal]:
+        started = perf_counter()
+        drafts = self._drafter.propose(wanted)
+        self._depths.took(perf_counter() - started, max((len(draft.tokens) for draft in drafts), default=0))
+        chosen = self._depths.chosen(drafts)
+        return [Proposal(draft.slot, draft.tokens, draft.parents) for draft in chosen]
+
+    def _guarded(self, otherwise: Found, call: Callable[..., Found], *arguments: object) -> Found:
+        """What a call of the drafter gives; if it raises, there are no drafts from now on."""
+        try:
+            return call(*arguments)
+        except EngineDeadError:
+            raise
+        except Exception:
+            log.exception("the drafter failed and is switched off: requests go on without drafts")
+            for slot in self._slots:
+                self._depths.release(slot)
+            self._slots.clear()
+            self._drafter = NoDrafter()
+            self._failures += 1
+            return otherwise

@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 
 from penstock.core.protocol import NewSequence
-from penstock.runtime.drafters.drafter import Draft
+from penstock.runtime.drafters.drafter import Draft, NoDrafter
 from penstock.runtime.drafters.history import History, Ids, Places
 
 _LONGEST_KIND: Final = 8  # tokens in common from which on drafts count as one kind
 _LONGEST_SUFFIX: Final = 16  # tokens in common that are looked for, one comparison of places for each
 
 
-class _Lookup(ABC):
+class _Lookup(NoDrafter, ABC):
     """A history of each slot; a draft is one kind for each number of tokens that a place has in common with the end."""
 
     def __init__(self, most: int, least_common: int, most_common: int) -> None:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, ParameterError, RequestError, param_names
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.account import account_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.config.constraint import Thinking
-from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.loop import Engine
 from penstock.kernels.copies import AsyncCopy, Event

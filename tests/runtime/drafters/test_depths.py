@@ -34,15 +34,22 @@ def plan_of(rows: int) -> StepPlan:
     return StepPlan(0, scheduled=tuple(ScheduledTokens(slot, 9, (1,), 0, 0, True, ()) for slot in range(rows)))
 
 
-def lived(cost: Known, right: float, rows: int = 1, steps: int = 400) -> tuple[float, PricedDepths]:
-    """Mean length of what is verified once acceptance is known: each draft is right as often as `right`."""
-    dice, depths = random.Random(7), PricedDepths(cost)
+def lived(
+    cost: Known, right: float, rows: int = 1, steps: int = 400, drafting: float | None = None
+) -> tuple[float, PricedDepths]:
+    """Mean length of what is verified once acceptance is known: each draft is right as often as `right`.
+
+    `drafting`: seconds that a drafter takes for one draft of each row; None for one that takes none.
+    """
+    dice, depths = random.Random(7), PricedDepths(cost, drafting is not None)
     for slot in range(rows):
         depths.begin(new(slot))
     lengths: list[int] = []
     for step in range(steps):
         depths.step(plan_of(rows))
         wanted = depths.wanted(dict.fromkeys(range(rows), 8))
+        deepest = max(wanted.values(), default=0)
+        depths.took((drafting or 0.0) * deepest, deepest)
         chosen = depths.chosen([Draft(slot, (1,) * most) for slot, most in wanted.items()])
         taken = {draft.slot: len(draft.tokens) for draft in chosen}
         for slot in range(rows):
@@ -52,14 +59,14 @@ def lived(cost: Known, right: float, rows: int = 1, steps: int = 400) -> tuple[f
             last = 0 if accepted < taken.get(slot, 0) else int(dice.random() < right)
             depths.take(slot, [1] * accepted + [last])
         if step > steps // 2:
-            lengths += [taken.get(slot, 0) for slot in wanted]
+            lengths += [taken.get(slot, 0) for slot in (wanted if drafting is None else range(rows))]
     return sum(lengths) / max(1, len(lengths)), depths
 
 
-def speed(cost: Known, right: float, rows: int, depth: int) -> float:
+def speed(cost: Known, right: float, rows: int, depth: int, drafting: float = 0.0) -> float:
     """Tokens a second with the same depth for all rows."""
     tokens = rows * sum(right**place for place in range(depth + 1))
-    return tokens / (cost.fixed + cost.each * rows * (1 + depth))
+    return tokens / (cost.fixed + cost.each * rows * (1 + depth) + drafting * depth)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 48])
@@ -69,6 +76,16 @@ def test_the_depth_is_as_good_as_the_best_fixed_one(cost: Known, right: float, r
     length, _ = lived(cost, right, rows)
     best = max(speed(cost, right, rows, depth) for depth in range(9))
     assert speed(cost, right, rows, round(length)) >= 0.95 * best
+
+
+@pytest.mark.parametrize("rows", [1, 8, 48])
+@pytest.mark.parametrize("right", [0.05, 0.5, 0.8])
+@pytest.mark.parametrize("drafting", [0.002, 0.008, 0.03])
+def test_drafts_that_take_time_are_made_where_they_are_worth_it(drafting: float, right: float, rows: int) -> None:
+    cost = Known(0.02, 0.001)
+    length, _ = lived(cost, right, rows, drafting=drafting)
+    best = max(speed(cost, right, rows, depth, drafting) for depth in range(9))
+    assert speed(cost, right, rows, round(length), drafting) >= 0.95 * best
 
 
 def test_where_nothing_is_gained_nothing_is_verified_nor_looked_for() -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from penstock.config.errors import param_names
-from penstock.core.pooling import PoolingParams
+from penstock.config.pooling import PoolingParams
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.active_call import EventStream, complete, open_call_within_context
 from penstock.server.auth import AdminKeys
