@@ -59,8 +59,11 @@ _BASES: Mapping[str, Mapping[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2},
 }
 _ENDLESS: Sequence[str] = ("/models/sse",)  # streams that nobody can read to their end
-HOLDING = frozenset({"/pause", "/pause_generation"})
-"""Routes behind which every other request waits, as it should, until somebody lets the engines go on."""
+HOLDING: Mapping[str, str] = {
+    **dict.fromkeys(("/pause", "/pause_generation"), "/resume"),
+    **dict.fromkeys(("/sleep", "/release_memory_occupation"), "/wake_up"),
+}
+"""Routes behind which every other request waits or is refused, as it should, and those that let the engines go on."""
 _USUAL: Mapping[str, Any] = {
     **dict.fromkeys(
         ("input", "prompt", "query", "text_1", "text_2", "text", "content", "inputs", "text_input"), "Hello"

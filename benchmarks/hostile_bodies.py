@@ -88,9 +88,6 @@ class Seen:
                 self.large = sorted([*self.large, (size, number, status)], reverse=True)[:_KEPT]
 
 
-_RESUME = Asked("POST", "/resume", b"")
-
-
 class Client:
     """One connection that is made anew when the server has closed it; engines it has told to hold still go on."""
 
@@ -105,8 +102,8 @@ class Client:
     def ask(self, asked: Asked) -> tuple[int, bytes]:
         """The same with the answer's body."""
         answer = self._ask(asked)
-        if urlsplit(asked.target).path in HOLDING:
-            self._ask(_RESUME)
+        if (behind := HOLDING.get(urlsplit(asked.target).path)) is not None:
+            self._ask(Asked("POST", behind, b""))
         return answer
 
     def _ask(self, asked: Asked) -> tuple[int, bytes]:
