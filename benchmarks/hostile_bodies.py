@@ -88,6 +88,9 @@ class Seen:
                 self.large = sorted([*self.large, (size, number, status)], reverse=True)[:_KEPT]
 
 
+_RESUME = Asked("POST", "/resume", b"")
+
+
 class Client:
     """One connection that is made anew when the server has closed it; engines it has told to hold still go on."""
 
@@ -102,8 +105,8 @@ class Client:
     def ask(self, asked: Asked) -> tuple[int, bytes]:
         """The same with the answer's body."""
         answer = self._ask(asked)
-        if (behind := HOLDING.get(urlsplit(asked.target).path)) is not None:
-            self._ask(Asked("POST", behind, b""))
+        if urlsplit(asked.target).path in HOLDING:
+            self._ask(_RESUME)
         return answer
 
     def _ask(self, asked: Asked) -> tuple[int, bytes]:
