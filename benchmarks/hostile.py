@@ -58,7 +58,8 @@ _BASES: Mapping[str, Mapping[str, Any]] = {
     "/api/chat": {"messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 2}},
     "chat": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2},
 }
-_ENDLESS: Sequence[str] = ("/models/sse",)  # streams that nobody can read to their end
+# A stream that nobody can read to its end; and behind the others everybody is refused, as it should be, with a 503.
+_LEFT_OUT: Sequence[str] = ("/models/sse", "/sleep", "/release_memory_occupation")
 HOLDING = frozenset({"/pause", "/pause_generation"})
 """Routes behind which every other request waits, as it should, until somebody lets the engines go on."""
 _USUAL: Mapping[str, Any] = {
@@ -103,7 +104,7 @@ class Stranger:
         schemas = document.get("components", {}).get("schemas", {})
         self._operations: list[tuple[str, str, Sequence[str]]] = []
         for path, item in document["paths"].items():
-            if path in _ENDLESS:
+            if path in _LEFT_OUT:
                 continue
             for method, operation in item.items():
                 bodies = _bodies(operation, schemas)

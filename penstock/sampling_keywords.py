@@ -77,6 +77,7 @@ class SamplingKeywords(TypedDict, total=False):
     negative_prompt: str | None
     negative_prompt_ids: Sequence[int] | None
     token_healing: bool
+    begins_with: bytes
 
 
 class AnswerKeywords(SamplingKeywords, total=False):

@@ -17,11 +17,16 @@ from penstock.text.parsers.events import ToolCallDelta as ToolCallDelta
 
 
 class EngineState(str, Enum):
-    """Where an engine is in its life. RESTARTING: it was ready, and is being started again or gives no sign of life."""
+    """Where an engine is in its life.
+
+    RESTARTING: it was ready, and is being started again or gives no sign of life. SLEEPING: it was told to hold nothing
+    until it is woken.
+    """
 
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
+    SLEEPING = "sleeping"
     STOPPED = "stopped"
 
 

@@ -30,6 +30,7 @@ LAST_RESTART_DELAY_S = 30.0
 STABLE_S = 30.0
 MAX_START_FAILURES = 5
 STARTING = "The engine is still starting; retry in a few seconds."
+SLEEPING = "The engine sleeps; POST /wake_up, then send the request again."
 RESTARTING = "The engine is being restarted; retry in a few seconds."
 _log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class ProcessClient:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._why_stopped = "The engine has not started."
         self._gave_up = asyncio.Event()
+        self._sleep = asyncio.Lock()  # of those who put it to sleep or wake it
 
     async def start(self) -> EngineInfo:
         if self._context is not None or self._state is EngineState.STOPPED:
@@ -147,6 +149,49 @@ class ProcessClient:
         if self._child is not None and self._line.is_open:
             with contextlib.suppress(EngineDeadError):
                 self._child.send(messages.encode(messages.Detach(client)))
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether nobody else uses this engine, who would take its sleep for its death."""
+        return self._watcher is None
+
+    async def sleep(self) -> None:
+        """Ends the process, and with it all it holds; requests that wait go on once `wake` has started another.
+
+        Raises:
+            EngineDeadError: the engine is not ready.
+        """
+        async with self._sleep:
+            if self._state is EngineState.SLEEPING:
+                return
+            if self._state is not EngineState.READY or self._supervisor is None:
+                raise EngineDeadError(self._unavailable())
+            self._state = EngineState.SLEEPING
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            await self._drop_child()
+            self._line.cut(frozenset())
+            _log.info("the engine sleeps")
+
+    async def wake(self) -> None:
+        """Starts a sleeping engine again; does nothing where it is awake.
+
+        Raises:
+            PenstockError: it cannot be started; it sleeps on.
+        """
+        async with self._sleep:
+            if self._state is not EngineState.SLEEPING:
+                return
+            self._state = EngineState.STARTING
+            try:
+                await self._launch(restarts=self._line.restarts)
+            except BaseException:
+                await self._drop_child()
+                if self._state is EngineState.STARTING:
+                    self._state = EngineState.SLEEPING
+                raise
+            self._supervisor = asyncio.create_task(self._supervise())
+            _log.info("the engine is awake")
 
     async def stats(self) -> EngineStats:
         return await self._line.stats(ask=self.state is EngineState.READY)
@@ -260,5 +305,7 @@ class ProcessClient:
                 return STARTING
             case EngineState.STOPPED:
                 return self._why_stopped
+            case EngineState.SLEEPING:
+                return SLEEPING
             case _:
                 return RESTARTING

@@ -36,6 +36,7 @@ from penstock.server.dialects.conversations.routes import conversations_router
 from penstock.server.dialects.conversations.schema import CONVERSATION_BODIES
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
 from penstock.server.dialects.engine_control import PauseBody, engine_control_router
+from penstock.server.dialects.engine_sleep import engine_sleep_router
 from penstock.server.dialects.kobold.routes import kobold_router
 from penstock.server.dialects.kobold.schema import KOBOLD_BODIES
 from penstock.server.dialects.kserve.routes import kserve_router
@@ -298,6 +299,7 @@ def _include(
         app.include_router(library_router(context, host, open_shelf(), admins), tags=["Library"])
     app.include_router(_operator_router(context, app), tags=["Operation"])
     app.include_router(engine_control_router(context, admins), tags=["Operation"])
+    app.include_router(engine_sleep_router(context, admins), tags=["Operation"])
     app.include_router(web_router(page=options.page), tags=["Pages"])
 
 

@@ -84,6 +84,8 @@ class ModelContext:
             raise not_ready("The server is shutting down; send the request to another one.", "shutting_down")
         if state is EngineState.STARTING:
             raise not_ready("The model is still loading; retry shortly.", "not_ready", 2)
+        if state is EngineState.SLEEPING:
+            raise not_ready("The engine sleeps; POST /wake_up, then send it again.", "sleeping", 5)
         if state is not EngineState.READY:
             raise not_ready("The engine is restarting; retry shortly.", "engine_unavailable", 2)
 

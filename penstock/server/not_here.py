@@ -15,7 +15,6 @@ from penstock.server.errors import HttpError
 _NO_WEIGHTS = "Weights do not change while they are served; start a server of the new ones."
 _NO_SESSIONS = "There are no sessions: send the whole text, whose beginning is found in the prefix cache."
 _NO_ADAPTERS = "There are no adapters here; merge it into the model's weights first."
-_NO_SLEEP = "A server of several models unloads those that are idle: --keep-alive, /models/unload. This one stays."
 _NO_PROFILE = "There is no profiler to switch; /metrics tells the time of each part of a step."
 _NO_MEDIA = "There are no media whose states are kept."
 _NO_FILES = "Files are not kept here: send their text in the request."
@@ -33,7 +32,7 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("/v1/images/generations", "/v1/images/edits"), "Models served here answer with text."),
         **dict.fromkeys(("/v1/audio/speech", "/v1/audio/transcriptions"), "Models served here take and give text."),
         # vLLM
-        **dict.fromkeys(("/sleep", "/wake_up", "/release_kv_cache_memory"), _NO_SLEEP),
+        "/release_kv_cache_memory": "An engine gives back all its memory or none: POST /sleep.",
         "/abort_requests": "A request ends when its client leaves: close its connection, or POST /abort_request.",
         **dict.fromkeys(("/reset_mm_cache", "/reset_encoder_cache"), _NO_MEDIA),
         "/collective_rpc": "No function of the engine is called from outside.",
@@ -54,7 +53,6 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         # SGLang
         **dict.fromkeys(("/open_session", "/close_session"), _NO_SESSIONS),
         **dict.fromkeys(("/load_lora_adapter", "/unload_lora_adapter"), _NO_ADAPTERS),
-        **dict.fromkeys(("/release_memory_occupation", "/resume_memory_occupation"), _NO_SLEEP),
         **dict.fromkeys(
             ("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed"),
             _NO_WEIGHTS,

@@ -88,11 +88,13 @@ OPERATIONS = [
 ]
 
 
+SLEEPS = ("/sleep", "/wake_up", "/release_memory_occupation", "/resume_memory_occupation")
 # These answer 501 to everybody.
 NOT_YET = [
     *(("POST", f"/api/{name}", 2) for name in ("pull", "push", "create", "copy", "blobs/{digest}")),
     *(("DELETE", "/api/delete", 2), ("HEAD", "/api/blobs/{digest}", 2)),
     *(("POST", path, 1) for path in NOT_HERE),
+    *(("POST", path, 1) for path in SLEEPS),  # of an engine in a thread
     *(("GET", path, 1) for path in LISTED),
     *((method, path + "/{id}", 1) for path in LISTED for method in ("GET", "POST", "DELETE")),
     *(("GET", "/tools", 1), ("POST", "/tools", 2), ("POST", "/v1/moderations", 2)),  # of a model that is no guard

@@ -116,13 +116,14 @@ def engine_control_router(context: ServerContext, keys: AdminKeys) -> APIRouter:
     return router
 
 
-def _may_not_rest(document: dict[str, Any]) -> dict[str, Any]:
+def may_not_rest(document: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI's `openapi_extra` of a route that waits for engines to rest."""
     told = {"409": {"description": "Somebody let the engines go on before they rested."}}
     return {**document, "responses": {**document["responses"], **told}}
 
 
 def _add_vllm(router: APIRouter, engines: Engines) -> None:
-    @router.post("/pause", summary="Hold all engines still", openapi_extra=_may_not_rest(gives("application/json")))
+    @router.post("/pause", summary="Hold all engines still", openapi_extra=may_not_rest(gives("application/json")))
     async def pause(request: Request) -> Response:
         query = read_query(PauseQuery, request)
         control = Control(query.mode)
@@ -157,7 +158,7 @@ def _add_sglang(router: APIRouter, engines: Engines) -> None:
     for add in (router.get, router.post):
         add("/flush_cache", summary="Forget cached prefixes", openapi_extra=gives("text/plain"))(flush)
 
-    @router.post("/pause_generation", summary="Hold all engines still", openapi_extra=_may_not_rest(takes(PauseBody)))
+    @router.post("/pause_generation", summary="Hold all engines still", openapi_extra=may_not_rest(takes(PauseBody)))
     async def pause_generation(request: Request) -> Response:
         control = _SGLANG[(await read_body(request, PauseBody)).mode]
         await engines.tell(request, control, rests=control is Control.ABORT)

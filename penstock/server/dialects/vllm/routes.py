@@ -41,10 +41,6 @@ def vllm_router(context: ServerContext) -> APIRouter:
     async def load() -> Response:
         return json_response({"server_load": context.lifecycle.in_flight})
 
-    @router.get("/is_sleeping", summary="Always false: it answers", openapi_extra=gives("application/json"))
-    async def is_sleeping() -> Response:
-        return json_response({"is_sleeping": False})
-
     _add_tokenizer(router, context)
     return router
 
