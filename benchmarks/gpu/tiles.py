@@ -90,10 +90,9 @@ def attention_runs(setting: Setting, name: str) -> Callable[[Any], float]:
 
     def timed(candidate: Any) -> float:
         tile, part = candidate or (None, 0)
-        chosen = (lambda *_: tile) if tile else attention_shapes._usual
+        chosen = (lambda *_: tile) if tile else attention_shapes.fitted
         size = (lambda *_: part) if part else attention_shapes.part_size
-        with patch.object(attention_shapes, "_usual", chosen), patch.object(attention_shapes, "part_size", size):
-            attention_shapes.fitted.cache_clear()
+        with patch.object(attention_shapes, "fitted", chosen), patch.object(attention_shapes, "part_size", size):
             if not made:
                 made.append(prepared(setting, case))
             return setting.seconds([made[0]])

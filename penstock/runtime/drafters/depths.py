@@ -133,6 +133,7 @@ class PricedDepths:
         self._rates: dict[tuple[int, int], _Rate] = {}  # by kind and place
         self._shape = StepShape(0, 1, 1, 1)
         self._refused = 0
+        self._asked = frozenset[int]()  # slots for which a model is run
 
     def begin(self, new: NewSequence) -> None:
         """As Depths."""
@@ -172,18 +173,24 @@ class PricedDepths:
                 # A look takes a fraction of what a step takes for a row: of few rows each is looked at in every step.
                 known.rest = min(max(1, 2 * known.rest), self._shape.rows // 4, _LONGEST_REST)
                 known.resting = known.rest  # taken back where a draft is chosen
-        if not found or self._drafting is None or len(self._drafting) < _TIMED_LEAST:
+        if self._drafting is None:
             return found
-        depth = self._worth_making(found, median(self._drafting))
-        return {slot: min(length, depth) for slot, length in found.items()} if depth else {}
+        if found and len(self._drafting) >= _TIMED_LEAST:
+            depth = self._worth_making(found, median(self._drafting))
+            found = {slot: min(length, depth) for slot, length in found.items()} if depth else {}
+        self._asked = frozenset(found)
+        return found
 
     def took(self, seconds: float, longest: int) -> None:
         """As Depths."""
-        if self._drafting is not None and longest:
-            self._drafting.append(seconds / longest)
+        if self._drafting is not None and self._asked:
+            self._drafting.append(seconds / max(1, longest))
 
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """As Depths."""
+        for slot in self._asked - {draft.slot for draft in drafts}:  # a model was run for nothing
+            self._slots[slot].own.setdefault(0, _Rate()).add(False, _OWN_MEMORY)
+            self._rates.setdefault((0, 0), _Rate()).add(False, _MEMORY)
         worth: list[tuple[float, int]] = []  # of each draft, and which it is of
         for number, draft in enumerate(drafts):
             known = self._slots[draft.slot]

@@ -19,6 +19,9 @@ from penstock.runtime.sampler import Draw, RowSample, Sampler
 if TYPE_CHECKING:
     from penstock.runtime.executor import Executor
 
+_LOOKED_BACK: Final = 1024
+"""Tokens of a sequence, and those its request names, beyond which none whose draws look back is drafted for: the
+sampler reads them all again for each proposal."""
 _UNASKED: Final = 32  # steps in which nobody wants drafts, after which prompts are no longer computed beforehand
 
 
@@ -50,6 +53,7 @@ class _Row:
     Attributes:
         tokens: known ones.
         looks_back: its draws depend on tokens that were generated.
+        named: tokens that its request names.
         computed: leading tokens whose entries are there; None before that was looked up.
         drafts, most: of the proposal that is being made, and how many there may be.
     """
@@ -57,6 +61,7 @@ class _Row:
     new: NewSequence
     tokens: list[int]
     looks_back: bool
+    named: int
     computed: int | None = None
     drafts: list[int] = field(default_factory=list)
     most: int = 0
@@ -77,18 +82,25 @@ class DraftModelDrafter:
         self._unasked = 0
 
     def begin(self, new: NewSequence) -> None:
-        """As Drafter. Nothing is drafted for sequences with media, or with tokens that the model does not have."""
+        """As Drafter. Nothing is drafted for sequences with media, longer than the model takes, or with tokens that it
+        does not have."""
         tokens = [*new.prompt_ids, *new.generated_ids]
         self._rows.pop(new.slot, None)
-        if not new.media and new.encoder is None and max(tokens) < self._traits.vocab_size:
-            row = self._rows[new.slot] = _Row(new, tokens, _looks_back(new.sampling))
-            self._prepare(row)
+        if new.media or new.encoder is not None or max(tokens) >= self._traits.vocab_size or self._too_long(tokens):
+            return
+        asked = replace(new.sampling, logprobs=0 if self._traits.least_probability else None)
+        looks_back = _looks_back(asked)
+        if not looks_back:
+            asked = replace(asked, min_tokens=0)
+        row = self._rows[new.slot] = _Row(replace(new, sampling=asked), tokens, looks_back, _named(asked))
+        self._prepare(row)
 
     def take(self, slot: int, tokens: Sequence[int]) -> None:
         """As Drafter."""
         if slot in self._rows:
-            self._rows[slot].tokens += tokens
-            if max(tokens, default=0) >= self._traits.vocab_size:
+            row = self._rows[slot]
+            row.tokens += tokens
+            if max(tokens, default=0) >= self._traits.vocab_size or self._too_long(row.tokens):
                 del self._rows[slot]
 
     def release(self, slot: int) -> None:
@@ -123,6 +135,8 @@ class DraftModelDrafter:
         for row in rows:
             known, begin = len(row.tokens), self._computed(row)
             row.drafts, row.most = [], min(wanted[row.new.slot], self._traits.longest - known)
+            if row.looks_back and known + row.named > _LOOKED_BACK:
+                row.most = 0
             end = min(known, begin + left)
             if row.most > 0 and begin < end and known <= self._blocks.room(row.new.slot) + 1:
                 spans.append(_span(row, begin, end))
@@ -196,10 +210,17 @@ class DraftModelDrafter:
     def _prepare(self, row: _Row) -> None:
         """Has the sampler know what a row's draws depend on."""
         generated = tuple(row.tokens[len(row.new.prompt_ids) :]) if row.looks_back else ()
-        asked = replace(row.new.sampling, logprobs=0 if self._traits.least_probability else None)
-        if not row.looks_back:
-            asked = replace(asked, min_tokens=0)
-        self._sampler.add_row(replace(row.new, sampling=asked, generated_ids=generated))
+        self._sampler.add_row(replace(row.new, generated_ids=generated))
+
+    def _too_long(self, tokens: Sequence[int]) -> bool:
+        """Whether the model has no place for these tokens and a draft behind them."""
+        return len(tokens) >= self._traits.longest
+
+
+def _named(sampling: SamplingParams) -> int:
+    """Tokens that a request names."""
+    words = sum(map(len, sampling.bad_words_ids))
+    return words + len(sampling.allowed_token_ids or ()) + len(sampling.logit_bias) + len(sampling.stop_token_ids)
 
 
 def _looks_back(sampling: SamplingParams) -> bool:

@@ -88,6 +88,20 @@ def test_drafts_that_take_time_are_made_where_they_are_worth_it(drafting: float,
     assert speed(cost, right, rows, round(length), drafting) >= 0.95 * best
 
 
+def test_a_model_that_drafts_nothing_is_not_run_for_long() -> None:
+    """As where each draft is less probable than asked for."""
+    depths, runs = PricedDepths(Known(0.02, 0.001), True), 0
+    depths.begin(new(0))
+    for _ in range(400):
+        depths.step(plan_of(1))
+        if depths.wanted({0: 8}):
+            depths.took(0.01, 0)
+            assert depths.chosen([]) == []
+            runs += 1
+        depths.take(0, [1])
+    assert runs <= 60
+
+
 def test_where_nothing_is_gained_nothing_is_verified_nor_looked_for() -> None:
     length, depths = lived(Known(0.0, 0.01), 0.5, rows=32)
     assert length == 0.0

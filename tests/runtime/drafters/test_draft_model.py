@@ -19,6 +19,7 @@ from penstock.core.protocol import NewSequence
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
+from penstock.runtime.drafters import draft_model
 from penstock.runtime.drafters.draft_model import DraftModelDrafter
 from penstock.runtime.drafters.drafter import Draft
 from penstock.runtime.runner import ModelRunner
@@ -129,6 +130,45 @@ def test_who_looks_back_is_drafted_for_as_it_is_drawn(models: tuple[Path, Path])
     stats = engine.stats()
     engine.close()
     assert stats.accepted_tokens == stats.drafted_tokens > 50
+
+
+def test_who_looks_back_far_gets_no_drafts(models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler reads all of it for each proposal."""
+    monkeypatch.setattr(draft_model, "_LOOKED_BACK", 24)
+    target, _ = models
+    engine = made(target, target)
+    seen = watched(engine)
+    params = SamplingParams(temperature=1.0, max_tokens=40, repetition_penalty=1.3)
+    many = replace(params, allowed_token_ids=tuple(range(3, 40)))
+    prompt = tuple(tiny.prompt(9))
+    run(engine, *(EngineRequest(f"r{i}", prompt, one, (), seed=i, speculate=5) for i, one in enumerate((params, many))))
+    engine.close()
+    assert {new.request_id for new, _, _ in seen.made} == {"r0"}
+    assert 20 <= max(len(tokens) for _, tokens, _ in seen.made) <= 24
+
+
+def test_nothing_is_computed_behind_the_places_a_model_has(models: tuple[Path, Path], tmp_path: Path) -> None:
+    target, _ = models
+    tiny.save("opt", tmp_path, max_position_embeddings=32)
+    engine = made(target, tmp_path, max_num_batched_tokens=7)
+    seen = watched(engine)
+    ends: list[int] = []
+    computed = seen._drafter._run
+
+    def noted(spans: Sequence[ScheduledTokens]) -> Any:
+        ends.extend(span.start + len(span.tokens) for span in spans)
+        return computed(spans)
+
+    seen._drafter._run = noted  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    answers = run(
+        engine,
+        *(EngineRequest(f"r{n}", tuple(tiny.prompt(n)), params, (), speculate=5) for n in (9, 50)),
+    )  # fmt: skip
+    engine.close()
+    assert all(len(answer.tokens) == 40 for answer in answers.values())
+    assert {new.request_id for new, _, _ in seen.made} == {"r9"}
+    assert 20 < max(ends) <= 32
 
 
 def test_least_drafts_and_their_least_probability(models: tuple[Path, Path]) -> None:
