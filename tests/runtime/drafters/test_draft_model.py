@@ -15,7 +15,7 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.protocol import NewSequence
+from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
