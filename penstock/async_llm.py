@@ -266,6 +266,10 @@ def engine_options(model: str, options: Mapping[str, Any]) -> EngineOptions:
         found = find(model)
         options = {**found.options, "served_model_name": found.name, **options}
         model = str(found.path)
+    if drafts := options.get("speculative_config"):
+        from penstock.library.resolve import with_draft_path
+
+        options = {**options, "speculative_config": with_draft_path(drafts)}
     return EngineOptions(model=model, **options)
 
 

@@ -24,7 +24,7 @@ from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import SHORT_TYPES, EngineOptions, ServerOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
 from penstock.config.resolve import ARITHMETICS, DEVICES, DTYPES, GOALS, ISAS, KV_CACHE_DTYPES, LOAD_FORMATS, POLICIES
-from penstock.library.resolve import UnknownModelError
+from penstock.library.resolve import UnknownModelError, with_draft_path
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _MODEL = "Model"
@@ -269,6 +269,7 @@ def make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
     if found.name is not None:
         chosen["served_model_name"] = chosen.get("served_model_name") or found.name
         chosen |= {name: value for name, value in found.options.items() if chosen.get(name) is None}
+    chosen["speculative_config"] = with_draft_path(chosen["speculative_config"], find_model)
     for name in ("isa", "threads"):
         if chosen[name] is None:
             chosen[name] = getattr(environment, name)

@@ -30,7 +30,7 @@ class Speculation:
         prompt_lookup_min, prompt_lookup_max: tokens that an earlier place has in common with the end, for "ngram"; the
             least is that of "suffix" too, which takes as many as there are.
         adaptive: no more drafts are verified than pay; else all that there are.
-        model: folder or .gguf file of the draft model, for "draft_model"; else None.
+        model: folder, .gguf file or name in the library of the draft model, for "draft_model"; else None.
         draft_min: drafts of a sequence below which none of them is verified.
         draft_p_min: probability that the draft model gives a draft, below which it and those behind are left out.
     """
@@ -86,7 +86,7 @@ def speculation(text: str | None) -> Speculation | None:
 def _of_model(text: str, found: dict[str, Any], adaptive: bool) -> Speculation:
     model, least = found.get("model"), found.get("draft_p_min", 0.0)
     if not isinstance(model, str) or not model:
-        raise _refused(text, f"model, the folder or .gguf file of the draft model, but it is {format_value(model)}")
+        raise _refused(text, f"model, the draft model's folder, .gguf file or name, but it is {format_value(model)}")
     drafts = _whole(text, found, "num_speculative_tokens", 1, MOST_DRAFTS, _MODEL_DRAFTS)
     fewest = _whole(text, found, "draft_min", 0, drafts, 0)
     if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0.0 <= least <= 1.0:

@@ -14,7 +14,7 @@ from penstock.engine.api import EngineClient
 from penstock.engine.cores import CoreBoard
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.host.process_client import ProcessClient
-from penstock.library.resolve import resolve
+from penstock.library.resolve import resolve, with_draft_path
 from penstock.weights.open import bundled_model_path
 
 Progress = Callable[[int, int], None]
@@ -76,4 +76,6 @@ def hosted_options(options: EngineOptions) -> EngineOptions:
     """
     folder = pack_folder(options.pack_cache)
     model = str(bundled_model_path() if options.model == BUNDLED_MODEL else resolve(options.model))
-    return replace(options, model=model, pack_cache="off" if folder is None else str(folder))
+    drafts = with_draft_path(options.speculative_config)
+    pack_cache = "off" if folder is None else str(folder)
+    return replace(options, model=model, speculative_config=drafts, pack_cache=pack_cache)

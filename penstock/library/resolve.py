@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from penstock.config.errors import ConfigError, quoted
 from penstock.config.names import BUNDLED_MODEL
+from penstock.config.speculation import speculation
 from penstock.library.names import SPELLINGS, Name, NoSuchModelError, PathName, parse_name
 from penstock.library.store import Store, open_store
 
@@ -77,6 +79,26 @@ def find(text: str, store: Store | None = None) -> Found:
     if store.places.offline:
         raise UnknownModelError(_unknown(store, text, "HF_HUB_OFFLINE is set, so none is loaded."))
     raise UnknownModelError(_unknown(store, text, f"To load it: penstock pull {text}"), name)
+
+
+def with_draft_path(config: str | None, named: Callable[[str], Found] = find) -> str | None:
+    """A `--speculative-config` whose draft model, where it has one, is a path.
+
+    Args:
+        config: as `config.speculation` reads it.
+        named: finds a model by its name.
+
+    Raises:
+        ConfigError: it cannot be read, or there is no such model. Others as `resolve`.
+    """
+    asked = speculation(config)
+    if config is None or asked is None or asked.model is None:
+        return config
+    try:
+        found = named(asked.model)
+    except UnknownModelError as error:  # the model that was asked for may well be here
+        raise ConfigError(f"--speculative-config: {error}") from None
+    return json.dumps({**json.loads(config), "model": str(found.path)})
 
 
 def _unknown(store: Store, text: str, then: str) -> str:

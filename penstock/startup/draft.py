@@ -1,4 +1,4 @@
-"""A draft model beside its target: whether it fits, what memory it takes, and the drafter that runs it."""
+"""A draft model beside its target: whether it can draft for it, and the drafter that runs it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 
 from penstock.config.errors import CheckpointError, ConfigError, quoted
 from penstock.config.options import EngineOptions
-from penstock.config.resolve import DTYPE_BYTES, ModelFacts
-from penstock.config.speculation import Speculation, speculation
+from penstock.config.speculation import speculation
 from penstock.core.kv.cache_spec import CacheKind, group_layers
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import LayerCache, MaskKind
@@ -19,8 +18,9 @@ from penstock.runtime.drafters.draft_blocks import DraftBlocks
 from penstock.runtime.drafters.draft_model import DraftModelDrafter, DraftTraits
 from penstock.runtime.executor import make_executor
 from penstock.runtime.sampler import Sampler
-from penstock.startup.cache_plan import Caches, every_position, guest_bytes
-from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, activation_bytes
+from penstock.startup.cache_plan import every_position
+from penstock.startup.draft_room import DraftNeeds, spare_blocks
+from penstock.startup.memory_plan import MemoryPlan
 from penstock.startup.resident import packer_of, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
@@ -36,17 +36,14 @@ class DraftSpec:
     """A draft model, decided before a weight is read.
 
     Attributes:
-        asked: what `--speculative-config` says.
-        checkpoint, facts, model, weights: as in `EngineSpec`.
-        bytes: what it takes besides its share of the target's blocks.
+        needs: what the memory plan has to know of it.
+        checkpoint, model, weights: as in `EngineSpec`.
     """
 
-    asked: Speculation
+    needs: DraftNeeds
     checkpoint: Checkpoint
-    facts: ModelFacts
     model: Model
     weights: tuple[WeightPlan, ...]
-    bytes: int
 
 
 def draft_of(target: Model, kernels: KernelSet, options: EngineOptions) -> DraftSpec | None:
@@ -75,19 +72,9 @@ def draft_of(target: Model, kernels: KernelSet, options: EngineOptions) -> Draft
     facts = model_facts(checkpoint)
     device = LoadTarget(model.dtype, options.torch_device, options.device != "cpu")
     plans = () if model.runs else plan_weights(model, checkpoint, device)
-    weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), options)
-    return DraftSpec(asked, checkpoint, facts, model, plans, weights)
-
-
-def with_draft_room(
-    limits: MemoryLimits, draft: DraftSpec | None, caches: Caches, options: EngineOptions
-) -> MemoryLimits:
-    """Limits that leave room for a draft model, if there is one, whose layers are the guests of these caches."""
-    if draft is None:
-        return limits
-    spare = _spare_blocks(draft.asked, options) * limits.max_num_seqs * guest_bytes(caches, options)
-    step = activation_bytes(draft.facts, replace(limits, activation_bytes=None), DTYPE_BYTES[options.dtype])
-    return replace(limits, drafter_bytes=draft.bytes + spare + step)
+    as_stored = replace(options, quantize=None)
+    weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), as_stored)
+    return DraftSpec(DraftNeeds(asked, facts, weights), checkpoint, model, plans)
 
 
 def load_drafter(
@@ -97,7 +84,7 @@ def load_drafter(
     model, device = draft.model, torch.device(options.torch_device)
     load_weights(model, draft.checkpoint, draft.weights)
     model.place(device)
-    group, spare = every_position(group_layers(target.cache_specs)), _spare_blocks(draft.asked, options)
+    group, spare = every_position(group_layers(target.cache_specs)), spare_blocks(draft.needs.asked, options)
     assert group is not None and options.max_num_batched_tokens
     size, blocks = options.block_size, plan.kv_blocks[group]
     caches = [
@@ -115,21 +102,16 @@ def load_drafter(
     builder = BatchBuilder(1, rows, longest, size, device, BatchTraits(axes=model.position_axes))
     sampler = Sampler(model.vocab_size, rows, kernels.sampling(), watermark_key=options.watermark_key)
     traits = DraftTraits(
-        draft.asked.num_speculative_tokens,
-        draft.asked.draft_min,
-        draft.asked.draft_p_min,
-        min(plan.max_model_len, draft.facts.context_length),
+        draft.needs.asked.num_speculative_tokens,
+        draft.needs.asked.draft_min,
+        draft.needs.asked.draft_p_min,
+        min(plan.max_model_len, draft.needs.facts.context_length),
         options.max_num_batched_tokens,
         model.vocab_size,
         target.vocab_size,
     )
     places = DraftBlocks(builder, group, [cache.kv for cache in caches], blocks, spare)
     return DraftModelDrafter(executor, places, sampler, traits)
-
-
-def _spare_blocks(asked: Speculation, options: EngineOptions) -> int:
-    """Blocks of a slot for drafts, and for the last known token, which may have none of its own yet."""
-    return -(-(asked.num_speculative_tokens + 1) // options.block_size)
 
 
 def _check(model: Model, target: Model, options: EngineOptions, name: str) -> None:

@@ -22,7 +22,8 @@ from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches, state_bytes
-from penstock.startup.draft import DraftSpec, draft_of, with_draft_room
+from penstock.startup.draft import DraftSpec, draft_of
+from penstock.startup.draft_room import with_draft_room
 from penstock.startup.gpu_memory import DeviceMemory, Measured, remedies, share
 from penstock.startup.header_plan import this_machine
 from penstock.startup.kept_start import weights_identity, weights_place
@@ -139,7 +140,7 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
         limits = replace(limits, draft_states=drafts + 1)
     draft = draft_of(model, kernels, concrete)
     caches = _caches(model, kernels, draft)
-    limits = with_draft_room(limits, draft, caches, concrete)
+    limits = with_draft_room(limits, None if draft is None else draft.needs, caches, concrete)
     if gpu is not None:
         memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
         smaller = partial(_quantized_bytes, facts, kernels, concrete, plans)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from penstock.config.machine import Accelerator, Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import ModelFacts
+from penstock.config.speculation import speculation
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.packed import block_bytes, kv_layout
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
+from penstock.startup.draft_room import DraftNeeds, with_draft_room
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.startup.resident import Packer, resident_bytes
+from penstock.weights.facts import model_facts
+from penstock.weights.open import open_checkpoint
 
 
 def this_machine(accelerators: tuple[Accelerator, ...] = ()) -> Machine:
@@ -27,7 +32,7 @@ def this_machine(accelerators: tuple[Accelerator, ...] = ()) -> Machine:
 
 
 def plan_from_headers(facts: ModelFacts, asked: EngineOptions, concrete: EngineOptions, machine: Machine) -> MemoryPlan:
-    """The plan of a model of which headers alone are known, on a machine's CPU.
+    """The plan of a model of which headers alone are known, with its draft model if it has one, on a machine's CPU.
 
     Args:
         facts: of the model.
@@ -35,13 +40,26 @@ def plan_from_headers(facts: ModelFacts, asked: EngineOptions, concrete: EngineO
         machine: on which it is to run.
 
     Raises:
+        CheckpointError: the draft model cannot be read.
         MemoryPlanError: it does not fit.
     """
-    specs = tuple(_specs(facts))
-    weights = resident_bytes(facts, Packer("native" if machine.isas else "reference"), concrete)
-    caches = Caches(specs, native_block_bytes if machine.isas else _plain_block_bytes, facts.whole_prompts)
-    limits = memory_limits(asked, concrete, machine, None)
+    packer = Packer("native" if machine.isas else "reference")
+    draft = _draft(packer, concrete)
+    specs, guests = tuple(_specs(facts)), () if draft is None else tuple(_specs(draft.facts))
+    block_bytes = native_block_bytes if machine.isas else _plain_block_bytes
+    caches = Caches(specs, block_bytes, facts.whole_prompts, guests)
+    limits = with_draft_room(memory_limits(asked, concrete, machine, None), draft, caches, concrete)
+    weights = resident_bytes(facts, packer, concrete)
     return plan_caches(caches, concrete, limits, (concrete.kv_cache_dtype,) * len(specs), facts, weights)
+
+
+def _draft(packer: Packer, options: EngineOptions) -> DraftNeeds | None:
+    """What headers tell of the draft model that is asked for, if one is; its weights are quantised no further."""
+    asked = speculation(options.speculative_config)
+    if asked is None or asked.model is None:
+        return None
+    facts = model_facts(open_checkpoint(asked.model))
+    return DraftNeeds(asked, facts, resident_bytes(facts, packer, replace(options, quantize=None)))
 
 
 def _specs(facts: ModelFacts) -> Iterator[CacheSpec]:

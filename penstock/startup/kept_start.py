@@ -229,9 +229,6 @@ def _identity(weights: str) -> str:
 
 def find(asked: EngineOptions) -> Again | None:
     """The start that was kept of this model and these options; None where it cannot be used."""
-    drafts = speculation(asked.speculative_config)
-    if drafts is not None and drafts.model is not None:  # it has to be loaded
-        return None
     try:
         found = _read(asked)
         return _decided(asked, found) if found is not None else None
@@ -275,6 +272,9 @@ def _kept_at(asked: EngineOptions) -> Path | None:
     if not native.available() or asked.load_format != "auto" or not model.exists():
         return None
     if asked.device != "cpu" and (asked.device != "auto" or has_accelerator_files()):
+        return None
+    drafts = speculation(asked.speculative_config)
+    if drafts is not None and drafts.model is not None:  # it has to be loaded
         return None
     weights = weights_place(asked, served_name(str(model)), model)
     if weights is None or not os.path.exists(start_place(weights)):  # False where the folder cannot be searched

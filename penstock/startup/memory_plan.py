@@ -260,7 +260,11 @@ def _no_room(
     step: int,
     least: int,
 ) -> MemoryPlanError:
-    """Weights and one step alone are too much. The last three are bytes; `least` those of the least KV cache."""
+    """Weights and one step alone are too much.
+
+    `limits` are those asked for, before the context shrank: under them the next start is tried. The last three are
+    bytes; `least` those of the least KV cache.
+    """
     remedy = NO_REMEDY
     ways = [(dtype_bytes, Remedy("", limits, weights))] if limits.max_model_len_fixed else []
     if dtype_bytes == 4:
@@ -445,7 +449,9 @@ def _made(
     block_bytes: Sequence[int] | None,
     limits: MemoryLimits,
     weights: int,
+    asked: MemoryLimits | None = None,
 ) -> MemoryPlan:
+    """The plan; `asked`: the limits, where the context shrank since."""
     activations = activation_bytes(model, limits, dtype_bytes)
     states = limits.states_of_row * limits.max_num_seqs
     left = limits.available_bytes - weights - activations - states - limits.drafter_bytes
@@ -455,9 +461,9 @@ def _made(
     if left <= 0 or (may_shrink and left < _fewest_bytes(groups, sizes, limits)):
         least = _least(groups, sizes, limits.max_model_len, limits)
         if not may_shrink:
-            raise _no_room(model, groups, dtype_bytes, limits, weights, activations, least)
+            raise _no_room(model, groups, dtype_bytes, asked or limits, weights, activations, least)
         half = replace(limits, max_model_len=max(limits.block_size, limits.max_model_len // 2))
-        shorter = _made(model, groups, dtype_bytes, block_bytes, half, weights)
+        shorter = _made(model, groups, dtype_bytes, block_bytes, half, weights, asked or limits)
         note = _shrunk(shorter.max_model_len, limits.max_model_len, least - left, "a step with its KV cache")
         return replace(shorter, notes=(note,))
     checkpoints = _checkpoints(groups, sizes, left, limits)

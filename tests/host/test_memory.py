@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,10 @@ from penstock.host.engine import hosted_options
 from penstock.host.memory import FIRST_PROCESS_BYTES, PROCESS_BYTES, MemoryBudget, plan_model
 from penstock.host.process_client import ProcessClient
 from penstock.kernels.cpu import native
+from penstock.startup.engine_spec import make_engine_spec
+from penstock.startup.header_plan import this_machine
 from penstock.weights.open import bundled_model_path
+from tests.models import tiny
 
 MIB = 1 << 20
 MODEL = EngineOptions(model=str(bundled_model_path()), max_model_len=1024, threads=1)
@@ -82,6 +86,50 @@ def test_a_start_that_cannot_be_gone_on_from_is_planned_as_a_first_one(tmp_path:
 def _nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a start was kept of the model, by another test or a server of this user, changes what it takes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def drafting(draft: str, **more: Any) -> EngineOptions:
+    return replace(MODEL, speculative_config=json.dumps({"method": "draft_model", "model": draft}), **more)
+
+
+@pytest.mark.parametrize("changes", [{}, {"block_size": 4}, {"kv_cache_dtype": "bfloat16"}, {"quantize": "q8_0"}])
+def test_a_draft_model_is_planned_as_its_engine_plans_it(changes: dict[str, Any]) -> None:
+    """From headers alone; the model drafts for itself."""
+    options = drafting(MODEL.model, **changes)
+    told = plan_model(options, 4 << 30)
+    exact = make_engine_spec(options, replace(this_machine(), memory_available=told.plan.available_bytes)).plan
+    alone = plan_model(replace(options, speculative_config=None), 4 << 30).plan
+    assert told.plan.kv_blocks == exact.kv_blocks
+    assert told.plan.kv_block_bytes == exact.kv_block_bytes == tuple(2 * size for size in alone.kv_block_bytes)
+    assert told.plan.drafter_bytes == pytest.approx(exact.drafter_bytes, rel=0.003)
+    assert exact.total_bytes <= told.engine_bytes <= exact.total_bytes * 1.05
+
+
+def test_a_smaller_model_that_drafts_takes_little(tmp_path: Path) -> None:
+    tiny.save("llama", tmp_path / "target")
+    tiny.save("llama", tmp_path / "draft", num_hidden_layers=1)
+    options = drafting(str(tmp_path / "draft"), model=str(tmp_path / "target"), max_model_len=120)
+    told = plan_model(options, 4 << 30)
+    exact = make_engine_spec(options, replace(this_machine(), memory_available=told.plan.available_bytes)).plan
+    alone = plan_model(replace(options, speculative_config=None), 4 << 30)
+    assert exact.total_bytes <= told.engine_bytes <= exact.total_bytes * 1.05
+    assert alone.engine_bytes < told.engine_bytes < 2 * alone.engine_bytes
+
+
+@pytest.mark.skipif(not native.available(), reason="without the native library no start is kept")
+def test_a_start_with_a_draft_model_is_a_first_one(tmp_path: Path) -> None:
+    """It does not go on from what was kept of one without, and takes what was planned."""
+    options = drafting(MODEL.model, pack_cache=str(tmp_path))
+    asyncio.run(started(replace(options, speculative_config=None)))
+    plan = plan_model(options, 1 << 30)
+    assert not plan.exact and plan.process_bytes == FIRST_PROCESS_BYTES
+    told = asyncio.run(told_total(replace(options, memory=plan.engine_bytes))) * MIB
+    assert plan.engine_bytes * 0.95 <= told <= plan.engine_bytes * 1.001
+
+
+def test_a_draft_model_that_is_not_there_has_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="none"):
+        plan_model(drafting(str(tmp_path / "none")), 1 << 30)
 
 
 def test_a_smaller_room_makes_a_smaller_cache() -> None:

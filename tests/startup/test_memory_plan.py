@@ -284,6 +284,11 @@ bounds_strategy = st.builds(
 @example(  # a step of the whole context leaves a byte: only a shorter one leaves room for a block
     bounds=MemoryLimits(2_333_979, 247, 30, 916, 32, max_model_len_fixed=False), parameters=1, windows=(None,)
 )
+@example(  # with bfloat16 a short context fits, but the whole one is tried first: a byte is missing for the KV cache
+    bounds=MemoryLimits(1_771_136, 81, 69, 623, 7, max_model_len_fixed=False, kv_cache_memory=1793),
+    parameters=1,
+    windows=(None,),
+)
 def test_every_plan_fits_and_every_remedy_works(
     bounds: MemoryLimits, parameters: int, windows: tuple[int | None, ...]
 ) -> None:
