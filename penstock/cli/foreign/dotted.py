@@ -29,8 +29,8 @@ _MOST_PARTS: Final = 16
 def joined(words: Sequence[str], members: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """The words with one object for each such flag, at the end; as vLLM reads them.
 
-    A member's value is JSON, else a text; a model's name is always a text. `KEY+` adds it to a list. What is said later counts. `members` are other
-    flags that stand for one each.
+    A member's value is JSON, else a text; a model's name is always a text. `KEY+` adds it to a list. What is said later
+    counts. `members` are other flags that stand for one each.
 
     Raises:
         typer.BadParameter: a member has no value or no name, or lies in what is no object.
