@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -59,3 +60,10 @@ def test_the_beginning_is_not_told_and_stops_nothing(tokenizer: Build, name: str
 def test_it_is_a_switch() -> None:
     with pytest.raises(ParameterError, match="token_healing"):
         SamplingParams(token_healing=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [" tw", None, 7, b"\xff", "é".encode()[:1], bytearray(b"a")])
+def test_a_beginning_is_the_bytes_of_a_text(wrong: Any) -> None:
+    assert SamplingParams(begins_with="é".encode()).begins_with == b"\xc3\xa9"
+    with pytest.raises(ParameterError, match=r"begins_with is .*; allowed: the bytes of a text in UTF-8"):
+        SamplingParams(begins_with=wrong)
