@@ -107,6 +107,7 @@ class SamplingParams(SamplerParams):
         check_number("guidance_scale", self.guidance_scale, *limits.GUIDANCE_SCALES)
         if self.negative_prompt is not None and not isinstance(self.negative_prompt, str):
             raise ParameterError("negative_prompt", self.negative_prompt, "a text")
+        self._check_beginning()
 
     def _take_lists(self) -> None:
         """Turns what people write for a field of several values into the tuple it is."""
@@ -122,6 +123,14 @@ class SamplingParams(SamplerParams):
             object.__setattr__(self, name, several)
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", as_tuple("allowed_token_ids", self.allowed_token_ids))
+
+    def _check_beginning(self) -> None:
+        try:
+            if not isinstance(self.begins_with, bytes):
+                raise ValueError
+            self.begins_with.decode()
+        except ValueError as error:
+            raise ParameterError("begins_with", self.begins_with, "the bytes of a text in UTF-8") from error
 
     def _check_lengths(self) -> None:
         check_integer("n", self.n, 1, limits.MAX_N)

@@ -79,11 +79,11 @@ class Frontend:
         """
         self.text.pooling.check_generates()
         ids = await self.tokenize(request)
-        asked, prompt_ids = heal(self.text.tokenizer, request.sampling, ids, _continues(request))
-        request = replace(request, sampling=asked)
+        asked = request.sampling
+        begins, prompt_ids = heal(self.text.tokenizer, asked, ids, _continues(request))
         size = len(prompt_ids) + len(asked.allowed_token_ids or ()) + len(asked.negative_prompt_ids)
         little = self._texts.is_little(asked, _INLINE_CHARS)
-        sampling = await _beside(self._resolve, request, prompt_ids, inline=size <= _INLINE_IDS and little)
+        sampling = await _beside(self._resolve, request, prompt_ids, begins, inline=size <= _INLINE_IDS and little)
         reading = self.reading(request, prompt_ids)
         grammar = await self._held(request, reading)
         eos_ids = () if sampling.ignore_eos and grammar is None else self.text.eos_ids  # a grammar's end is the end
@@ -311,8 +311,8 @@ class Frontend:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
                 raise ParameterError(field, token, f"token ids from 0 to {size - 1}")
 
-    def _resolve(self, request: GenerationRequest, prompt_ids: tuple[int, ...]) -> SamplingParams:
-        """Checks the parameters against this model and fills in max_tokens and bad_words_ids."""
+    def _resolve(self, request: GenerationRequest, prompt_ids: tuple[int, ...], begins: bytes) -> SamplingParams:
+        """Checks the parameters against this model and fills in max_tokens, bad_words_ids and begins_with."""
         sampling, field = request.sampling, _prompt_field(request)
         context, prompt = self.info.max_model_len, len(prompt_ids)
         if prompt >= context:
@@ -348,7 +348,7 @@ class Frontend:
             sampling = replace(sampling, skip_special_tokens=False)
         most, size = self.info.max_logprobs, self.text.vocab_size
         sampling = self._texts.in_tokens(within(sampling, most, size, sampling.n, prompt, wanted))
-        return replace(sampling, max_tokens=wanted)
+        return replace(sampling, max_tokens=wanted, begins_with=begins or sampling.begins_with)
 
 
 def _tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]] | None:

@@ -20,15 +20,18 @@ def text_of(where: str, content: str) -> str:
     """The text in an item's opaque content.
 
     Raises:
-        RequestError: it is not of this server's making, or was changed.
+        RequestError: it cannot be read as such a content, or says nothing. Whether a server wrote it is not found out.
     """
     try:
         if not content.startswith(_KIND):
             raise ValueError
-        return base64.b64decode(content[len(_KIND) :].encode("ascii"), altchars=b"-_", validate=True).decode()
+        text = base64.b64decode(content[len(_KIND) :].encode("ascii"), altchars=b"-_", validate=True).decode()
+        if not text:
+            raise ValueError
     except (ValueError, binascii.Error) as error:
         message = (
-            f"{where}.encrypted_content is not what this server gave; allowed: the item as it was answered here. Send "
-            "what it stands for in full instead."
+            f"{where}.encrypted_content cannot be read as such a content, or says nothing; allowed: the item as it was "
+            "answered here. Send what it stands for in full instead."
         )
         raise RequestError(message, param=f"{where}.encrypted_content", code="invalid_encrypted_content") from error
+    return text

@@ -181,6 +181,23 @@ def test_odd_command_lines_are_read_to_their_end(penstock: Penstock) -> None:
     assert long.stdout.startswith("penstock serve x.gguf")
 
 
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["--draft_max", "4", "-md", "d"], {"num_speculative_tokens": 4, "model": "d"}),
+        (["--spec_draft_n_max=4", "--model_draft", "a_b"], {"num_speculative_tokens": 4, "model": "a_b"}),
+        (["-sc", '{"method":"suffix"}', "--draft-max", "4"], {"method": "suffix", "num_speculative_tokens": 4}),
+        (["-sc.method", "suffix", "-sc.num_speculative_tokens=4"], {"method": "suffix", "num_speculative_tokens": 4}),
+        (["-md", "123"], {"model": "123"}),
+        (["-md=true"], {"model": "true"}),
+        (["-sc.model", '{"a": 1}'], {"model": '{"a": 1}'}),
+        (["--speculative_config.model", '"small"'], {"model": "small"}),
+    ],
+)
+def test_drafts_in_the_words_of_others(words: list[str], asked: dict[str, Any]) -> None:
+    assert json.loads(context_of("m", *words).params["speculative_config"]) == asked
+
+
 def test_members_of_objects_are_given_one_by_one() -> None:
     words = ["--hf-overrides", '{"rope_theta": 1, "a": {"b": 2}}', "--hf_overrides.a.c=3", "--hf-overrides.rope_theta"]
     context = context_of("m", *words, "5e5", "--pooler-config.pooling_type", "MEAN", "--hf-overrides.list+", "x")

@@ -43,7 +43,7 @@ def test_paused_and_gone_on(control: Control, depth: int) -> None:
         driver.step()
     assert len(engine.scheduler.running) == 2 and len(engine.scheduler.waiting) == 1
     driver.control(control)
-    assert driver.stats().paused == 1
+    assert driver.stats().paused == (1 if control in (Control.ABORT, Control.WAIT) else 2)
     after = request("after", [9, 8], max_tokens=5)
     driver.submit(after)
     said = {key: list(tokens) for key, tokens in heard.found.tokens.items()}
@@ -63,6 +63,31 @@ def test_paused_and_gone_on(control: Control, depth: int) -> None:
     assert driver.stats().paused == 0 and found.tokens["after", 0] == expected_tokens(after)
     if control is not Control.ABORT:
         assert all(found.tokens[one.request_id, 0] == expected_tokens(one) for one in before)
+
+
+@pytest.mark.parametrize("between", [Control.KEEP, Control.RETRACT])
+@pytest.mark.parametrize("first", [Control.WAIT, Control.ABORT, None])
+def test_who_waits_goes_on_waiting_whatever_pause_follows(first: Control | None, between: Control) -> None:
+    engine, heard = null_engine(), Heard()
+    driver = EngineDriver(engine, heard)
+    if first is not None:
+        driver.submit(before := request("before", [1, 2], max_tokens=20))
+        driver.step()
+        driver.control(first)
+    else:
+        driver.control(between)
+    driver.submit(after := request("after", [3, 4], max_tokens=5))
+    driver.control(between)
+    rested(driver)
+    driver.control(Control.WAIT)
+    rested(driver)
+    assert driver.stats().paused == 1 and not heard.found.tokens.get(("after", 0))
+    if first is Control.WAIT:
+        assert heard.found.tokens["before", 0] == expected_tokens(before)
+    driver.control(Control.RESUME)
+    rested(driver)
+    assert heard.found.tokens["after", 0] == expected_tokens(after)
+    engine.scheduler.check_integrity()
 
 
 def test_a_client_that_leaves_a_paused_engine_is_forgotten() -> None:

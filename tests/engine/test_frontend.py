@@ -257,6 +257,32 @@ async def test_a_first_text_is_never_encoded_on_the_event_loop(monkeypatch: pyte
     assert threading.main_thread() not in threads
 
 
+async def test_many_ids_are_not_checked_on_the_event_loop_when_a_prompt_is_healed(
+    text: TextPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters are checked whenever they are made anew, as with the prompt's last token."""
+    threads, check = [], SamplingParams.__post_init__
+    many = tuple(range(text.vocab_size)) * (10_000 // text.vocab_size + 1)
+    few = ask("A table for tw", token_healing=True, negative_prompt_ids=(5, 6), guidance_scale=2.0)
+    large = replace(few, sampling=replace(few.sampling, negative_prompt_ids=many))
+
+    def checked(self: SamplingParams) -> None:
+        threads.append(threading.current_thread())
+        check(self)
+
+    monkeypatch.setattr(SamplingParams, "__post_init__", checked)
+    client = Script([out()])
+    client.info = replace(client.info, max_model_len=20_000)
+    frontend = Frontend(client, text, served_name="m")
+    for asked in (few, large):
+        threads.clear()
+        await frontend.generate(asked)
+        assert threads and (threading.main_thread() in threads) == (asked is few)
+        assert client.requests[-1].sampling.begins_with == text.tokenizer.token_bytes(
+            text.tokenizer.encode("A table for tw")[-1]
+        )
+
+
 async def test_seeds(text: TextPipeline) -> None:
     frontend = Frontend(client := Script([out()]), text, served_name="m", seed=5)
     for request_id, seed in (("a", None), ("b", None), ("a", 1), ("b", 1), ("b", 2), ("b", -1), ("b", 2**64 - 1)):

@@ -15,6 +15,8 @@ from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
 from tests.server.support import Serving, running, serving, until
 
+ENDLESS = {"prompt": "A", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+
 
 @pytest.fixture
 def concierge(text: TextPipeline) -> Iterator[Serving]:
@@ -102,19 +104,31 @@ def test_who_waits_goes_on_waiting_at_a_second_pause(text: TextPipeline) -> None
         assert len(server.runner.seen) == 1
 
 
-def test_a_pause_that_somebody_ends_before_the_engine_rests_is_told(text: TextPipeline) -> None:
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        ("/resume", "resumed"),
+        ("/pause?mode=keep", "frozen"),
+        ("/pause_generation?mode=in_place", "frozen"),
+        ("/pause_generation?mode=retract", "frozen"),
+    ],
+)
+def test_a_pause_that_somebody_ends_before_the_engine_rests_is_told(text: TextPipeline, other: str, code: str) -> None:
     with running(text) as server:
         server.runner.endless, server.runner.delay = True, 0.02
         answers: list[httpx.Response] = []
-        body = {"prompt": "A", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as stream:
             assert stream.status_code == 200
             waiting = threading.Thread(target=lambda: answers.append(post(server, "/pause?mode=wait")))
             waiting.start()
             until(lambda: is_paused(server))
-            assert post(server, "/resume").status_code == 200
+            path, _, mode = other.partition("?mode=")
+            body = {"mode": mode} if path == "/pause_generation" else {}
+            assert post(server, path if body else other, **body).status_code == 200
             waiting.join(60)
-        assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (409, "resumed")
+        assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (409, code)
+        assert is_paused(server) == (code == "frozen")
+        assert post(server, "/resume").status_code == 200
         server.until_idle()
 
 

@@ -314,7 +314,7 @@ def test_items_become_one_chat(api: openai.OpenAI, server: Running) -> None:
     assert server.runner.seen[0].prompt_ids == server.runner.seen[1].prompt_ids
 
 
-@pytest.mark.parametrize("content", ["another's", "penstock1.*", "penstock1.Zg", 7])
+@pytest.mark.parametrize("content", ["another's", "penstock1.*", "penstock1.Zg", "penstock1.", "", 7])
 def test_opaque_content_that_is_not_ours_is_told(api: openai.OpenAI, content: Any) -> None:
     items: list[Any] = [
         {"role": "user", "content": "Hello"},

@@ -76,6 +76,8 @@ def test_reasoning_is_told_as_opaque_content_where_that_is_asked_for(reasoning: 
         ({"encrypted_content": content_of("Hm."), "summary": [{"type": "summary_text", "text": "In short."}]}, "Hm."),
         ({"encrypted_content": "another's", "content": [{"type": "reasoning_text", "text": "Hm."}]}, "Hm."),
         ({"encrypted_content": "another's", "summary": [{"type": "summary_text", "text": "In short."}]}, "In short."),
+        ({"encrypted_content": "", "summary": [{"type": "summary_text", "text": "In short."}]}, "In short."),
+        ({"encrypted_content": "penstock1.", "summary": [{"type": "summary_text", "text": "In short."}]}, "In short."),
         ({"encrypted_content": None, "summary": [{"type": "summary_text", "text": "In short."}]}, "In short."),
     ],
 )

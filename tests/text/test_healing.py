@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,7 @@ ASKED = SamplingParams(token_healing=True)
 def test_the_last_token_becomes_a_beginning(tokenizer: Build, name: str) -> None:
     built = tokenizer(name)
     ids = tuple(built.encode("A table for tw", add_special_tokens=False))
-    sampling, left = heal(built, ASKED, ids, True)
-    assert left == ids[:-1] and sampling.begins_with == built.token_bytes(ids[-1])
+    assert heal(built, ASKED, ids, True) == (built.token_bytes(ids[-1]), ids[:-1])
 
 
 def test_what_cannot_be_healed_stays(tokenizer: Build) -> None:
@@ -36,7 +36,7 @@ def test_what_cannot_be_healed_stays(tokenizer: Build) -> None:
         (ASKED, (*ids, special), True),
         (ASKED, (*ids, part), True),
     ]:
-        assert heal(built, asked, given, continues) == (asked, given)
+        assert heal(built, asked, given, continues) == (b"", given)
 
 
 @pytest.mark.parametrize("stop", [(), ("w",), ("o w",)])
@@ -60,3 +60,10 @@ def test_the_beginning_is_not_told_and_stops_nothing(tokenizer: Build, name: str
 def test_it_is_a_switch() -> None:
     with pytest.raises(ParameterError, match="token_healing"):
         SamplingParams(token_healing=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [" tw", None, 7, b"\xff", "é".encode()[:1], bytearray(b"a")])
+def test_a_beginning_is_the_bytes_of_a_text(wrong: Any) -> None:
+    assert SamplingParams(begins_with="é".encode()).begins_with == b"\xc3\xa9"
+    with pytest.raises(ParameterError, match=r"begins_with is .*; allowed: the bytes of a text in UTF-8"):
+        SamplingParams(begins_with=wrong)

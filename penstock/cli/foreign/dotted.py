@@ -21,14 +21,16 @@ MEMBERS: Final = {
     )
     for flag in flags.split()
 }
+_SHORT: Final = {"-sc": "--speculative-config"}
+_TEXTS: Final = ("--speculative-config.model",)  # members that are no JSON, whatever they look like
 _MOST_PARTS: Final = 16
 
 
 def joined(words: Sequence[str], members: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """The words with one object for each such flag, at the end; as vLLM reads them.
 
-    A member's value is JSON, else a text; `KEY+` adds it to a list. What is said later counts. `members` are other
-    flags that stand for one each.
+    A member's value is JSON, else a text; a model's name is always a text. `KEY+` adds it to a list. What is said later
+    counts. `members` are other flags that stand for one each.
 
     Raises:
         typer.BadParameter: a member has no value or no name, or lies in what is no object.
@@ -37,18 +39,20 @@ def joined(words: Sequence[str], members: Mapping[str, str] = MappingProxyType({
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
-        name = members.get(name, name)
+        name = members.get(name.replace("_", "-"), name)
         flag, dot, path = name.partition(".")
-        flag = flag.replace("_", "-")
+        flag = _SHORT.get(flag, flag.replace("_", "-"))
         if flag not in OBJECTS:
             kept.append(word)
             continue
         value = value if equals else _next(rest, name)
         found = objects.setdefault(flag, {})
         if dot:
-            _put(found, path.split("."), _read(value), name)
-        elif isinstance(given := _read(value), dict):
-            found |= given
+            given = _read(value)
+            as_text = flag + dot + path in _TEXTS and not isinstance(given, str)
+            _put(found, path.split("."), value if as_text else given, name)
+        elif isinstance(whole := _read(value), dict):
+            found |= whole
         else:
             kept += [flag, value]  # which our own parser answers
     made = ((flag, json.dumps(value)) for flag, value in objects.items() if value)

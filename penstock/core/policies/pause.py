@@ -37,18 +37,19 @@ class PauseGate:
         self.frozen = False
 
     @property
-    def paused(self) -> bool:
-        return self.frozen or self.until is not None
+    def paused(self) -> int:
+        """0 while it goes on, 1 while it is paused, 2 while it is frozen."""
+        return 2 if self.frozen else int(self.until is not None)
 
     def set(self, control: Control, arrivals: int) -> None:
         """Pauses or goes on; `arrivals` is the number of the next request."""
         self.frozen = control in (Control.KEEP, Control.RETRACT)
         held = arrivals if self.until is None else self.until  # who waits already waits on
-        self.until = held if control in (Control.ABORT, Control.WAIT) else None
+        self.until = None if control is Control.RESUME else held
 
     def rests(self, waiting: Sequence[Queued], under_way: bool) -> bool:
         """Whether nothing is to be done although requests wait, unless a step goes on with what is `under_way`."""
-        if self.until is None:
+        if self.until is None or self.frozen:
             return self.frozen
         return not under_way and all(one.order >= self.until for one in waiting)
 

@@ -15,7 +15,7 @@ from penstock.engine.api import EngineClient, EngineState
 from penstock.host.entry import ModelState
 from penstock.server.auth import AdminKeys
 from penstock.server.body import read_body, read_query
-from penstock.server.connected import while_connected
+from penstock.server.connected import cancel_all, while_connected
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.document import gives, takes
 from penstock.server.encoding import json_response
@@ -24,6 +24,8 @@ from penstock.server.shapes import Loose
 
 _LOOK_S = 0.02  # between two looks at whether an engine has come to rest
 _LOOKS = 50  # at an engine that does not seem to be paused, before it is thought to have been and to go on already
+FROZEN = "frozen"
+"""The code of the refusal where somebody else freezes an engine before it rests."""
 _SGLANG = {"abort": Control.ABORT, "in_place": Control.KEEP, "retract": Control.RETRACT}
 
 
@@ -79,7 +81,8 @@ class Engines:
         """Tells all engines, and waits until they have heard it; with `rests` until nothing runs in them.
 
         Raises:
-            HttpError: the key is not an administrator's; somebody else lets an engine go on before it rests.
+            HttpError: the key is not an administrator's; somebody else lets an engine go on, or freezes it, before it
+                rests.
         """
 
         async def heard(client: EngineClient) -> None:
@@ -88,15 +91,19 @@ class Engines:
             left = _LOOKS
             while True:
                 stats = await client.stats()
-                if not rests or (stats.paused and not stats.running):
+                if not rests or (stats.paused == 1 and not stats.running):
                     return
-                left = 0 if stats.paused else left - 1
+                left = 0 if stats.paused == 1 else left - 1
                 if left < 0:
-                    raise HttpError(409, "The engine was let go on before it rested; pause it again.", code="resumed")
+                    raise _frozen() if stats.paused else _resumed()
                 await asyncio.sleep(_LOOK_S)
 
         async def all_heard(clients: Sequence[EngineClient]) -> None:
-            await asyncio.gather(*map(heard, clients))
+            looking = [asyncio.ensure_future(heard(client)) for client in clients]
+            try:
+                await asyncio.gather(*looking)
+            finally:
+                await cancel_all(looking)
 
         self._keys.check_admin(request.headers)
         async with self.clients(request) as clients:
@@ -106,6 +113,15 @@ class Engines:
         """Whether all are paused."""
         async with self.clients(request) as clients:
             return bool(clients) and all([(await client.stats()).paused for client in clients])
+
+
+def _resumed() -> HttpError:
+    return HttpError(409, "The engine was let go on before it rested; pause it again.", code="resumed")
+
+
+def _frozen() -> HttpError:
+    told = "The engine was frozen (keep, in_place, retract) before it rested, so that what runs never ends"
+    return HttpError(409, f"{told}; let it go on, or pause it again.", code=FROZEN)
 
 
 def engine_control_router(context: ServerContext, keys: AdminKeys) -> APIRouter:
@@ -118,7 +134,7 @@ def engine_control_router(context: ServerContext, keys: AdminKeys) -> APIRouter:
 
 def may_not_rest(document: dict[str, Any]) -> dict[str, Any]:
     """FastAPI's `openapi_extra` of a route that waits for engines to rest."""
-    told = {"409": {"description": "Somebody let the engines go on before they rested."}}
+    told = {"409": {"description": "Somebody let the engines go on, or froze them, before they rested."}}
     return {**document, "responses": {**document["responses"], **told}}
 
 

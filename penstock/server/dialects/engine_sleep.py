@@ -14,7 +14,7 @@ from penstock.host.process_client import ProcessClient
 from penstock.server.auth import AdminKeys
 from penstock.server.body import read_query
 from penstock.server.context import ServerContext
-from penstock.server.dialects.engine_control import Engines, may_not_rest
+from penstock.server.dialects.engine_control import FROZEN, Engines, may_not_rest
 from penstock.server.document import asks, gives
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError, not_ready
@@ -57,8 +57,9 @@ class _Sleeper:
         try:
             await self._engines.tell(request, control, rests=True)
             await client.sleep()
-        except BaseException:
-            client.control(Control.RESUME)
+        except BaseException as error:
+            if not (isinstance(error, HttpError) and error.code == FROZEN):  # who froze it lets it go on
+                client.control(Control.RESUME)
             raise
 
     async def wake(self, request: Request) -> None:

@@ -203,7 +203,7 @@ class Composer:
         yield self.event(f"response.{kind.told}.done", **about)
         if kind.parts:
             yield self._part_event("done", now, part)
-        if kind.item == "reasoning" and self._opaque:
+        if kind.item == "reasoning" and self._opaque and now.text:
             now.item["encrypted_content"] = content_of(about[kind.text])
         item = {**now.item, "status": status} | ({kind.parts: [part]} if kind.parts else {kind.text: about[kind.text]})
         self.response["output"].append(item)

@@ -124,7 +124,7 @@ def _item(where: str, raw: object, suffix: str) -> Item:
 def _thought(item: Item, where: str = "input") -> str:
     """What a reasoning item says: in full, else as its opaque content holds it, else in short."""
     opaque = item.get("encrypted_content")
-    if item.get("content") or not opaque:
+    if item.get("content") or opaque is None:
         return _text(item.get("content") or item["summary"])
     try:
         return text_of(where, opaque)
