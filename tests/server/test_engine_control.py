@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from penstock.config.options import EngineOptions, ServerOptions
-from penstock.engine.api import EngineState
+from penstock.core.policies.pause import Control
+from penstock.core.protocol import Runner
+from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.build import build_engine
+from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
-from tests.server.support import Serving, running, serving, until
+from penstock.host.engine import Progress
+from tests.engine.support import null_engine
+from tests.host.support import Engines, source
+from tests.server.hosted import hosting
+from tests.server.support import ScriptedRunner, Serving, running, serving, until
 
 ENDLESS = {"prompt": "A", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 
@@ -130,6 +140,49 @@ def test_a_pause_that_somebody_ends_before_the_engine_rests_is_told(text: TextPi
         assert is_paused(server) == (code == "frozen")
         assert post(server, "/resume").status_code == 200
         server.until_idle()
+
+
+class Endless(Engines):
+    """Engines whose answers do not end soon."""
+
+    def build(self, name: str, progress: Progress) -> tuple[Engine, EngineInfo]:
+        super().build(name, progress)
+
+        def wrap(runner: Runner) -> Runner:
+            made = ScriptedRunner(runner, (5, 6))
+            made.delay = 0.02
+            return made
+
+        return null_engine(wrap=wrap)
+
+
+def test_where_one_engine_refuses_to_rest_nobody_looks_at_the_others(text: TextPipeline) -> None:
+    engines = Endless(text)
+
+    async def looking() -> int:
+        tasks = (task.get_coro() for task in asyncio.all_tasks())
+        return sum(coroutine.__qualname__.endswith(".heard") for coroutine in tasks if coroutine is not None)
+
+    async def paused() -> list[int]:
+        return [(await client.stats()).paused for client in engines.made.values()]
+
+    with hosting(engines, source("one"), source("two")) as server, contextlib.ExitStack() as streams:
+
+        def call(work: Coroutine[Any, Any, Any]) -> Any:
+            return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
+
+        for name in ("one", "two"):
+            asked = httpx.stream("POST", f"{server.url}/v1/completions", json={**ENDLESS, "model": name}, timeout=60)
+            assert streams.enter_context(asked).status_code == 200
+        answers: list[httpx.Response] = []
+        url = f"{server.url}/pause?mode=wait"
+        waiting = threading.Thread(target=lambda: answers.append(httpx.post(url, timeout=60)))
+        waiting.start()
+        until(lambda: call(paused()) == [1, 1] and call(looking()) == 2)
+        server.loop.call_soon_threadsafe(engines.made["one"].control, Control.RESUME)
+        waiting.join(60)
+        assert answers[0].status_code == 409
+        assert call(paused()) == [0, 1] and call(looking()) == 0
 
 
 @pytest.mark.parametrize(
