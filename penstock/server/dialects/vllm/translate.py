@@ -15,15 +15,16 @@ from penstock.server.dialects.vllm.schema import TokensBody
 from penstock.server.prompts import text_request
 from penstock.server.shapes import check_stream_options
 
-_MASK = "dry_breaker_mask"  # bytes, which JSON has none of; made of dry_sequence_breakers
-_KNOWN = frozenset(field.name for field in fields(SamplingParams)) - {_MASK}
+# Bytes, which JSON has none of: made of dry_sequence_breakers, and of the prompt where there is token_healing.
+_MADE = frozenset({"dry_breaker_mask", "begins_with"})
+_KNOWN = frozenset(field.name for field in fields(SamplingParams)) - _MADE
 # Of vLLM's sampling parameters, those that change nothing here, and the values at which others ask for nothing.
 _HARMLESS: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
     {
         **dict.fromkeys(("detokenize", "spaces_between_special_tokens", "output_kind", "flat_logprobs", "skip_clone")),
         **dict.fromkeys(("extra_args", "structured_outputs", "logits_processors", "repetition_detection"), ({}, [])),
         **dict.fromkeys(("skip_reading_prefix_cache", "watermarking"), (False,)),
-        _MASK: ("",),
+        **dict.fromkeys(_MADE, ("",)),
         "thinking_token_budget": (),
     }
 )
