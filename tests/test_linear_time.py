@@ -39,7 +39,10 @@ ELSEWHERE = {
     "charged by their budget, see tests/text/test_template_safety.py": (
         "text.sandbox", "text.template_budget", "text.template_methods", "text.template_rewrite",
     ),
-    "joining texts, and cutting them where the tokenizer says": ("text.cut", "text.infill", "text.pairs"),
+    "joining texts, and cutting them where the tokenizer says": (
+        "text.cut", "text.healing", "text.infill", "text.pairs",
+    ),
+    "counting tokens that repeat": ("text.loops",),
     "looking for texts of forty characters": ("text.spellings",),
     "finding strings for the detokenizer": ("text.automaton",),
 }  # fmt: skip
