@@ -27,6 +27,14 @@ STARTS = 3  # of an engine whose process dies before it serves
 _log = logging.getLogger(__name__)
 
 
+class _OtherStartError(Exception):
+    """An engine does not fit into what the start it was planned by had taken; `refusal` is what it said."""
+
+    def __init__(self, refusal: MemoryPlanError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
 class Loading:
     """Starts and ends the engines of a host's models.
 
@@ -55,7 +63,7 @@ class Loading:
         """Loads a WAITING model; how that ended is its state."""
         began = time.monotonic()
         try:
-            await self._load(entry)
+            await self._load_as_planned(entry)
         except asyncio.CancelledError:
             await self._undo(entry)
             raise
@@ -90,6 +98,20 @@ class Loading:
         entry.asked = False
         self.tell()
 
+    async def _load_as_planned(self, entry: ModelEntry) -> None:
+        """Loads a model; once more, planned anew, where the engine could not go on from the start it was planned by:
+        another process may have kept one of its own meanwhile.
+        """
+        try:
+            await self._load(entry)
+        except _OtherStartError as error:
+            _log.info("%s is planned again: %s", entry.name, error.refusal)
+            await self._undo(entry)
+            try:
+                await self._load(entry)
+            except _OtherStartError as again:
+                raise again.refusal from None
+
     async def _load(self, entry: ModelEntry) -> None:
         if entry.source.options is None:
             raise ModelUnavailableError(f"{entry.name} is served elsewhere; it is not loaded here.")
@@ -97,7 +119,8 @@ class Loading:
         pinned = sum(bytes for name, bytes in self.budget.held.items() if self._stays(name, entry))
         options, planned = await asyncio.to_thread(self._planned, options, self.budget.total - pinned)
         await self._make_room(entry, planned)
-        entry.become(ModelState.LOADING)
+        if entry.state is not ModelState.LOADING:  # as it is where it is loaded once more
+            entry.become(ModelState.LOADING)
         entry.planned, entry.progress = planned.total_bytes, (0, 0)
 
         def progress(done: int, total: int) -> None:
@@ -108,6 +131,10 @@ class Loading:
         try:
             engine = await self._started(entry, options, progress)
             entry.text = await reading
+        except MemoryPlanError as error:
+            if planned.exact:
+                raise _OtherStartError(error) from error
+            raise
         finally:
             reading.cancel()
         entry.generates = entry.text.pooling.generates

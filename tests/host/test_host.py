@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,21 +15,24 @@ import pytest
 from penstock.config.errors import (
     CheckpointError,
     ConfigError,
+    MemoryPlanError,
     ModelNotFoundError,
     ModelUnavailableError,
     OverloadedError,
     RequestError,
 )
+from penstock.config.options import EngineOptions
 from penstock.engine.api import EngineState
 from penstock.host import entry as entries
 from penstock.host import host as hosts
 from penstock.host.entry import ModelEntry, ModelState
 from penstock.host.host import Host
 from penstock.host.loading import STARTS
+from penstock.host.memory import ModelPlan
 from penstock.host.model_host import KeepAlive, Lease
 from penstock.host.source import ModelSource
 from tests.engine.support import read, request
-from tests.host.support import SIZE, Engines, SupervisedThread, host_of, source
+from tests.host.support import SIZE, Engines, SupervisedThread, host_of, plan_of, source
 
 
 @asynccontextmanager
@@ -308,6 +312,32 @@ async def test_an_engine_that_dies_on_the_way_is_started_again(engines: Engines)
         (await use(host, "a")).release()
         assert engines.loads == ["a"] * 2 * STARTS
         assert states(host) == {"a": "ready"}
+
+
+@pytest.mark.parametrize("known", [(True, False), (True, True), (False, False)])
+async def test_a_model_that_outgrew_the_start_it_was_planned_by_is_planned_again(
+    engines: Engines, known: tuple[bool, bool]
+) -> None:
+    """As where another process keeps a start of its own between the plan and the engine; once, and no more."""
+    plans: list[bool] = []
+
+    def plan(options: EngineOptions, room: int) -> ModelPlan:
+        plans.append(known[len(plans)])
+        if not plans[-1] and known[0]:
+            engines.errors.clear()
+        return replace(plan_of({})(options, room), exact=plans[-1])
+
+    engines.errors["a"] = MemoryPlanError("The model a does not fit.")
+    async with closing(Host(lambda: {"a": source("a")}, engines, 2 * SIZE, keep_alive=300.0, plan=plan)) as host:
+        if known == (True, False):
+            (await use(host, "a")).release()
+            assert (states(host), host.budget.held) == ({"a": "ready"}, {"a": SIZE})
+        else:
+            with pytest.raises(ModelUnavailableError, match="does not fit"):
+                await use(host, "a")
+            assert host.budget.held == {}
+    assert plans == list(known[: 1 + known[0]])
+    assert engines.loads == ["a"] * len(plans)
 
 
 async def test_calls_wait_for_an_engine_that_is_started_again(engines: Engines) -> None:
