@@ -49,11 +49,10 @@ def linear(setting: Setting) -> Iterator[Figure]:
         chosen = ops[kind == FIXED]
         packed = {name: chosen.pack_linear([matrix(setting, kind, shape)]) for name, shape in shapes.items()}
         size = sum(weight.nbytes for weight in packed.values())
-        copies = 1 if setting.tiny else -(-COLD_BYTES // size)
-        layers = [packed, *(copy.deepcopy(packed) for _ in range(copies - 1))]
+        layers = [packed] if setting.tiny else repeated(packed)
         for rows in counts:
             seconds = setting.seconds([run for layer in layers for run in calls(setting, chosen, layer, rows)])
-            rate = copies * size / seconds
+            rate = len(layers) * size / seconds
             least = TARGETS.get(kind) if rows == 1 else None
             yield Figure(f"{kind}, {rows} rows", rate / 1e9, "GB/s", setting.share(rate, "read"), "bandwidth", least)
         rows = 3 if setting.tiny else PROMPT
@@ -62,6 +61,12 @@ def linear(setting: Setting) -> Iterator[Figure]:
         limit = EIGHTS.get(kind, "bf16")
         yield Figure(f"{kind}, {rows} rows", rate / 1e12, "TFLOP/s", setting.share(rate, limit), f"{limit} peak")
         del packed, layers
+
+
+def repeated(layer: dict[str, Any]) -> list[dict[str, Any]]:
+    """A layer's weights as often as no cache holds them."""
+    copies = -(-COLD_BYTES // sum(weight.nbytes for weight in layer.values()))
+    return [layer, *(copy.deepcopy(layer) for _ in range(copies - 1))]
 
 
 def head(setting: Setting) -> Iterator[Figure]:
@@ -79,11 +84,11 @@ def head(setting: Setting) -> Iterator[Figure]:
 
 def calls(setting: Setting, ops: KernelSet, layer: dict[str, Any], rows: int) -> list[Callable[[], object]]:
     """The layer's products, with the activation of its gates."""
-    calls: list[Callable[[], object]] = []
+    found: list[Callable[[], object]] = []
     for name, weight in layer.items():
         x = setting.random(rows, (TINY if setting.tiny else LAYER)[name][1])
         if name == "gate_up":
-            calls.append(partial(ops.gated_linear, x, weight, "silu"))
+            found.append(partial(ops.gated_linear, x, weight, "silu"))
         else:
-            calls.append(partial(ops.linear, x, weight))
-    return calls
+            found.append(partial(ops.linear, x, weight))
+    return found

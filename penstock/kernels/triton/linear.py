@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from penstock.kernels.adapters import Adapted
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Implementation, KernelContext
-from penstock.kernels.triton import FIXED_ORDER, packing, scaled, unpacked
+from penstock.kernels.triton import FIXED_ORDER, packing, plain, scaled, unpacked
 from penstock.kernels.triton.activations import check, gate
 from penstock.kernels.triton.adapters import adapter
 from penstock.kernels.triton.packing import Eights, Packed, Planes, packable
@@ -58,12 +57,8 @@ def linear(
     if not fixed and len(weight.parts) == 1 and unpacked.serves(x, coded := weight.parts[0]):
         assert isinstance(coded, Planes)
         return unpacked.multiply(x, coded, bias, residual)
-    if not fixed and len(weight.parts) == 1 and isinstance(plain := weight.parts[0], Tensor):
-        if residual is None:
-            return functional.linear(x, plain, bias)
-        if bias is None:
-            return torch.addmm(residual, x, plain.t())
-        return functional.linear(x, plain, bias).add_(residual)
+    if not fixed and len(weight.parts) == 1 and isinstance(values := weight.parts[0], Tensor):
+        return plain.multiply(x, values, bias, residual)
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(len(x), weight.rows, dtype=x.dtype, device=x.device)
     begin = 0

@@ -50,18 +50,12 @@ def _either(codes, bit: tl.constexpr, table, first: tl.constexpr):
 
 
 @triton.jit
-def _looked_up(codes, table):
-    """Entries of a table of 16: from registers, which is five times as fast as from memory."""
-    return _either(codes, 8, table, 0)
-
-
-@triton.jit
 def numbers_of(codes, table, KIND: tl.constexpr):
     """What codes stand for, in float32."""
     if KIND == "e2m1":  # the bits of float32 with the exponent 126 too small
         return (((codes & 7) << 22) | ((codes & 8) << 28)).to(tl.float32, bitcast=True) * 8.507059173023462e37
     if KIND == "table":
-        return _looked_up(codes, table)
+        return _either(codes, 8, table, 0)  # from registers: 2.5 times as fast as looking up in memory
     return codes.to(tl.float32)
 
 

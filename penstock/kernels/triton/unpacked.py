@@ -6,10 +6,9 @@ of them. The weight is rounded to the type of the activations, as in every engin
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
+from penstock.kernels.triton import plain
 from penstock.kernels.triton.operands import offsets_of
 from penstock.kernels.triton.packing import Part, Planes
 from penstock.kernels.triton.tables import unpacked
@@ -30,8 +29,4 @@ def multiply(x: Tensor, part: Planes, bias: Tensor | None = None, residual: Tens
     """x [T, K] · wᵀ + bias + residual: [T, N]."""
     if part.order is not None:
         x = x.index_select(1, part.order)
-    weight = unpacked(part, x.dtype)
-    if residual is not None and bias is None:
-        return torch.addmm(residual, x, weight.t())
-    out = functional.linear(x, weight, bias)
-    return out if residual is None else out.add_(residual)
+    return plain.multiply(x, unpacked(part, x.dtype), bias, residual)
