@@ -27,14 +27,6 @@ STARTS = 3  # of an engine whose process dies before it serves
 _log = logging.getLogger(__name__)
 
 
-class _OtherStartError(Exception):
-    """An engine does not fit into what the start it was planned by had taken; `refusal` is what it said."""
-
-    def __init__(self, refusal: MemoryPlanError) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
-
-
 class Loading:
     """Starts and ends the engines of a host's models.
 
@@ -63,7 +55,7 @@ class Loading:
         """Loads a WAITING model; how that ended is its state."""
         began = time.monotonic()
         try:
-            await self._load_as_planned(entry)
+            await self._load(entry)
         except asyncio.CancelledError:
             await self._undo(entry)
             raise
@@ -98,28 +90,17 @@ class Loading:
         entry.asked = False
         self.tell()
 
-    async def _load_as_planned(self, entry: ModelEntry) -> None:
-        """Loads a model; once more, planned anew, where the engine could not go on from the start it was planned by:
-        another process may have kept one of its own meanwhile.
+    async def _load(self, entry: ModelEntry, again: bool = False) -> None:
+        """Loads a model; `again`, planned anew, where its engine did not fit into what an earlier start had taken:
+        another process may have kept one of its own between the plan and the engine's start.
         """
-        try:
-            await self._load(entry)
-        except _OtherStartError as error:
-            _log.info("%s is planned again: %s", entry.name, error.refusal)
-            await self._undo(entry)
-            try:
-                await self._load(entry)
-            except _OtherStartError as again:
-                raise again.refusal from None
-
-    async def _load(self, entry: ModelEntry) -> None:
         if entry.source.options is None:
             raise ModelUnavailableError(f"{entry.name} is served elsewhere; it is not loaded here.")
         options = replace(entry.source.options, served_model_name=entry.name)
         pinned = sum(bytes for name, bytes in self.budget.held.items() if self._stays(name, entry))
         options, planned = await asyncio.to_thread(self._planned, options, self.budget.total - pinned)
         await self._make_room(entry, planned)
-        if entry.state is not ModelState.LOADING:  # as it is where it is loaded once more
+        if not again:
             entry.become(ModelState.LOADING)
         entry.planned, entry.progress = planned.total_bytes, (0, 0)
 
@@ -132,9 +113,13 @@ class Loading:
             engine = await self._started(entry, options, progress)
             entry.text = await reading
         except MemoryPlanError as error:
-            if planned.exact:
-                raise _OtherStartError(error) from error
-            raise
+            if again or not planned.exact:
+                raise
+            _log.info("%s is planned again: %s", entry.name, error)
+            reading.cancel()
+            await self._undo(entry)
+            await self._load(entry, again=True)
+            return
         finally:
             reading.cancel()
         entry.generates = entry.text.pooling.generates
