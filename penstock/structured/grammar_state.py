@@ -115,11 +115,12 @@ class GrammarState:
     @property
     def unconstrained(self) -> bool:
         """Whether any token may come next."""
-        return not self._forced and self._matcher is None and not self._forbidden and not self._begins
+        return not self._forced and self._matcher is None and not self._forbidden and self._beginning is None
 
     @property
-    def _begins(self) -> bool:
-        return self._first is not None and not self._tokens
+    def _beginning(self) -> Words | None:
+        """The mask of the next token, if that is the first and not any may come."""
+        return None if self._tokens else self._first
 
     @property
     def _forbidden(self) -> Iterable[int]:
@@ -160,8 +161,8 @@ class GrammarState:
             if self._sampling.ignore_eos and allows_more(mask, self._eos_ids):
                 _ban(mask, self._eos_ids)
         _ban(mask, self._forbidden)
-        if self._first is not None and not self._tokens:
-            mask &= self._first
+        if (beginning := self._beginning) is not None:
+            mask &= beginning
 
     def accept(self, tokens: Sequence[int], *, defer: bool = False) -> tuple[int, ...]:
         """Takes sampled tokens; returns those that have to follow, or many of them, which are taken too.

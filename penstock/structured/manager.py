@@ -61,7 +61,7 @@ class _Request:
     withheld: dict[int, Withheld] = field(default_factory=dict)
 
     @property
-    def beside(self) -> Iterable[Future[Any]]:
+    def beside(self) -> list[Future[Any]]:
         """What is made of the vocabulary, beside the step loop."""
         return [made for made in (self.search, self.first) if made is not None]
 
@@ -132,7 +132,7 @@ class StructuredOutputManager:
             live.search = self._look_for(request)
         if request.sampling.begins_with:
             live.first = self._begin_with(request)
-        waits = not (live.job is None and live.search is None and live.first is None)
+        waits = live.job is not None or bool(live.beside)
         (self._compiling if waits else self._active)[request.request_id] = live
         return waits
 

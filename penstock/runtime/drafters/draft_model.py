@@ -93,7 +93,8 @@ class DraftModelDrafter:
         if not looks_back:
             asked = replace(asked, min_tokens=0)
         row = self._rows[new.slot] = _Row(replace(new, sampling=asked), tokens, looks_back, _named(asked))
-        self._prepare(row)
+        if not looks_back:  # others are prepared for each proposal
+            self._prepare(row)
 
     def take(self, slot: int, tokens: Sequence[int]) -> None:
         """As Drafter."""
