@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.options import EngineOptions
+from penstock.engine.api import EngineState
+from penstock.engine.build import build_engine
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import ThreadClient
 from tests.host.support import Engines
-from tests.server.support import Running, running, until
+from tests.server.support import Running, Serving, running, serving, until
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +33,15 @@ def engines(text: TextPipeline) -> Iterator[Engines]:
 @pytest.fixture(scope="module")
 def module_server(text: TextPipeline) -> Iterator[Running]:
     with running(text) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def concierge(text: TextPipeline) -> Iterator[Serving]:
+    """A server of the bundled model, computed in this process."""
+    client = ThreadClient(lambda: build_engine(EngineOptions(model="penstock-concierge", threads=1)))
+    with serving(client, text) as server:
+        until(lambda: client.state is EngineState.READY)
         yield server
 
 

@@ -38,15 +38,6 @@ class Booking(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def concierge(text: TextPipeline) -> Iterator[Serving]:
-    options = EngineOptions(model="penstock-concierge", threads=1)
-    client = ThreadClient(lambda: build_engine(options))
-    with serving(client, text) as server:
-        until(lambda: client.state is EngineState.READY)
-        yield server
-
-
-@pytest.fixture(scope="module")
 def claude(concierge: Serving) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=concierge.url, api_key="none", max_retries=0) as api:
         yield api

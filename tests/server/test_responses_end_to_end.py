@@ -10,12 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from penstock.config.options import EngineOptions
-from penstock.engine.api import EngineState
-from penstock.engine.build import build_engine
-from penstock.engine.text_pipeline import TextPipeline
-from penstock.engine.thread_client import ThreadClient
-from tests.server.support import Serving, serving, until
+from tests.server.support import Serving
 
 WEATHER = "What's the weather like in London?"
 TOOL: Any = {
@@ -36,14 +31,6 @@ class Booking(BaseModel, extra="forbid"):
 
     seats: Literal[2, 4, 6]
     outside: bool
-
-
-@pytest.fixture(scope="module")
-def concierge(text: TextPipeline) -> Iterator[Serving]:
-    client = ThreadClient(lambda: build_engine(EngineOptions(model="penstock-concierge", threads=1)))
-    with serving(client, text) as server:
-        until(lambda: client.state is EngineState.READY)
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from penstock import LLM
-from penstock.config.options import EngineOptions
-from penstock.engine.api import EngineState
-from penstock.engine.build import build_engine
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.engine.thread_client import ThreadClient
-from tests.server.support import Serving, serving, until
+from tests.server.support import Serving
 
 PROMPT = "What time do you op"
-
-
-@pytest.fixture(scope="module")
-def concierge(text: TextPipeline) -> Iterator[Serving]:
-    client = ThreadClient(lambda: build_engine(EngineOptions(model="penstock-concierge", threads=1)))
-    with serving(client, text) as server:
-        until(lambda: client.state is EngineState.READY)
-        yield server
 
 
 @pytest.fixture(scope="module")
