@@ -180,6 +180,10 @@ class Running(Serving):
     def stats(self) -> EngineStats:
         return self.wait(self.client.stats())
 
+    def until_told(self) -> None:
+        """Waits until the engine has been told to end whatever it has, held or not."""
+        until(lambda: all(stream.closed for stream in self.client._streams.live()))
+
     def until_idle(self, seconds: float = 60.0) -> None:
         """Fails unless every request of the engine ends in time and leaves nothing behind."""
         until(lambda: not (self.client._streams or self.live), seconds)

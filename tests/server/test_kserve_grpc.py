@@ -15,7 +15,7 @@ from penstock.config.options import ServerOptions
 from penstock.server.kserve_grpc import service
 from penstock.server.kserve_grpc.messages import MESSAGES, SERVICE, count_fields, message
 from penstock.server.kserve_grpc.translate import MAX_FIELDS, parsed
-from tests.server.support import ANSWER, Running, running, until
+from tests.server.support import ANSWER, Running, running
 
 KEYS = {"authorization": "Bearer right"}
 TYPES: dict[str, Any] = {"INT32": np.int32, "BOOL": np.bool_}
@@ -170,9 +170,10 @@ def test_a_call_that_is_given_up_ends(client: triton.InferenceServerClient, serv
             call.cancel()
         if how != "stream":
             assert isinstance(found.get(timeout=60), triton.InferenceServerException)
+        server.until_told()
         server.runner.go()
-        until(lambda before=cancelled: server.cancelled > before)
         server.until_idle()
+        assert server.cancelled == cancelled + 1
 
 
 def call(address: str, name: str, raw: bytes) -> grpc.StatusCode:

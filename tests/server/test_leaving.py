@@ -99,14 +99,15 @@ def test_a_client_that_leaves_is_seen_within_one_step(own: Running, stream: bool
 @pytest.mark.parametrize("stream", [True, False])
 def test_leaving_behind_a_second_request(own: Running, stream: bool) -> None:
     """A client that has sent one more request on the connection is missed as any other."""
-    own.runner.delay = 0.05
+    own.runner.hold(3)
     with own.connect() as connection:
         connection.sendall(post(stream=stream))
-        until(lambda: own.live == 1)
+        assert own.runner.held.wait(60)
         connection.sendall(post(stream=stream))
         if stream:
             connection.recv(100)
     until(lambda: own.lifecycle.in_flight == 0)
+    own.runner.go()
     own.until_idle()
     assert (own.stats().cancelled, own.stats().finished) == (1, 0)
 

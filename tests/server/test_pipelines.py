@@ -92,11 +92,12 @@ def test_what_follows_a_bad_request_behind_many_is_not_read(own: Running) -> Non
 
 
 def test_leaving_behind_more_than_are_parsed(own: Running) -> None:
-    own.runner.delay = 0.05
+    own.runner.hold()
     with own.connect() as connection:
         connection.sendall(post(stream=False) + PIECE * 1000)
         until(lambda: own.live == 1)
     until(lambda: own.lifecycle.in_flight == 0)
+    own.runner.go()
     own.until_idle()
     assert (own.stats().cancelled, own.stats().finished) == (1, 0)
 
