@@ -45,4 +45,8 @@ class EngineKeywords(TypedDict, total=False):
     speculative_config: str | None
     hf_overrides: str | None
     pooler_config: str | None
+    enable_lora: bool
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int | None
     watermark_key: int

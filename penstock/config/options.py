@@ -63,6 +63,10 @@ class EngineOptions:
             for no drafts.
         hf_overrides: values for fields of the model's configuration, an object or its JSON.
         pooler_config: how the model pools, under vLLM's names: `config.model_settings.PoolerSettings`, or its JSON.
+        enable_lora: requests may have low-rank adapters.
+        max_loras: adapters that the sequences of a step may have together.
+        max_lora_rank: the largest rank of one.
+        max_cpu_loras: adapters of that rank for which there is memory; None for max_loras.
         watermark_key: the number by which watermarked texts are recognised, of requests that bring none of their own.
     """
 
@@ -104,6 +108,10 @@ class EngineOptions:
     speculative_config: str | None = None
     hf_overrides: str | None = None
     pooler_config: str | None = None
+    enable_lora: bool = False
+    max_loras: int = 8
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
     watermark_key: int = WATERMARK_KEY
 
     def __post_init__(self) -> None:

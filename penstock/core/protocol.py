@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from penstock.config.adapters import AdapterUse
 from penstock.config.pooling import PoolingParams
 from penstock.config.sampling import SamplingParams
 from penstock.core.media import EncoderInput, MediaSpan
@@ -95,7 +96,7 @@ class NewSequence:
         sampling: the request's parameters.
         stop_ids: token ids that end the sequence; the sampler masks them before min_tokens.
         seed: 64-bit key of the sequence's random stream (with sequence and position).
-        adapter: adapter slot, 0 for none.
+        adapters: what its tokens have of them: slot, and what is to be in it.
         pooling: what is computed instead of samples, None to sample.
         encoder: what it attends to besides, whose entries the table of the cross group holds.
         media: placeholders in the prompt.
@@ -116,7 +117,7 @@ class NewSequence:
     sampling: SamplingParams
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
-    adapter: int = 0
+    adapters: tuple[tuple[int, AdapterUse], ...] = ()
     pooling: PoolingParams | None = None
     encoder: EncoderInput | None = None
     media: tuple[MediaSpan, ...] = ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from penstock.config.adapters import AdapterUse
 from penstock.config.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
 from penstock.config.lengths import Repetition, Truncation
 from penstock.config.pooling import PoolingParams
@@ -112,7 +113,7 @@ class EngineRequest:
         pooling: what is computed of the prompt instead of a continuation; n and max_tokens are 1 then.
         grammar: what generated tokens must follow, None for anything.
         thinking: how reasoning before the grammar's text ends, None for a model or prompt without.
-        adapter, adapter_digest: the slot of its adapter, 0 for none, and what names the adapter's content.
+        adapters: low-rank adapters that its tokens have.
         speculate: most drafts that may be proposed for it at a time, 0 for none.
         media: placeholders in the prompt, in order, none overlapping.
         encoder: what the decoder attends to besides, of a model with an encoder.
@@ -127,19 +128,16 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
     owner: str = ""
-    adapter: int = 0
     pooling: PoolingParams | None = None
     grammar: Grammar | None = None
     thinking: Thinking | None = None
-    adapter_digest: str = ""
+    adapters: tuple[AdapterUse, ...] = ()
     speculate: int = 0
     media: tuple[MediaSpan, ...] = ()
     encoder: EncoderInput | None = None
     facts: RequestFacts = NO_FACTS
 
     def __post_init__(self) -> None:
-        if self.adapter and not self.adapter_digest:
-            raise ValueError(f"adapter slot {self.adapter} has no digest, by which prefixes are told apart")
         if self.speculate and self.guided:
             raise ValueError("a guided request has no drafts: the two sequences of a draw have read different tokens")
 

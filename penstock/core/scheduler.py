@@ -384,7 +384,7 @@ def _new_sequence(sequence: Sequence, tokens: ScheduledTokens) -> NewSequence:
         sampling=request.sampling,
         stop_ids=request.stop_ids,
         seed=request.seed,
-        adapter=request.adapter,
+        adapters=sequence.adapter_slots,
         pooling=request.pooling,
         encoder=request.encoder,
         media=request.media,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from penstock.config.adapters import AdapterUse, adapters_key
 from penstock.config.pooling import PoolingKind
 from penstock.core.kv.node import Namespace
 from penstock.core.media import MediaSpan
@@ -31,10 +32,11 @@ class TokenKind(str, Enum):
 def namespace_of(request: EngineRequest, *, caching: bool, shared: bool) -> Namespace:
     """Who finds again what a request computes: its owner, everybody if `shared`; without `caching` itself.
 
-    A space is named by content, the digests of the adapter and of what an encoder reads, which all later layers see,
-    never by the slot that an adapter happens to have.
+    A space is named by content, the digests of adapters and of what an encoder reads, which all later layers see,
+    never by the slots that adapters happen to have.
     """
-    space = request.adapter_digest if request.encoder is None else (request.adapter_digest, request.encoder.digest)
+    adapters = adapters_key(request.adapters)
+    space = adapters if request.encoder is None else (adapters, request.encoder.digest)
     if not caching:
         return Namespace(request.request_id)
     if request.owner == PUBLIC:
@@ -90,6 +92,7 @@ class Sequence:
         num_prompt: tokens of its prompt.
         longest: tokens it may have in the end.
         sampler_state: what its sampler has learned with the tokens known.
+        adapter_slots: where its adapters lie while it runs.
         partner, follows: the sequence that it shares draws with, and whether that one draws (`core.guidance`).
     """
 
@@ -119,6 +122,7 @@ class Sequence:
     scored: int = 0
     awaits: tuple[Sequence, int] | None = None
     sampler_state: tuple[float, ...] = ()
+    adapter_slots: tuple[tuple[int, AdapterUse], ...] = ()
     partner: Sequence | None = None
     follows: bool = False
     keys: list[int] = field(init=False)

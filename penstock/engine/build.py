@@ -8,6 +8,7 @@ from functools import partial
 
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
+from penstock.core.policies.adapters import AdapterGate
 from penstock.core.policies.order import default_gates
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
@@ -76,10 +77,10 @@ def _built(
         started = first.load(progress)
     options = started.options
     limits = scheduler_options(options, started.plan, whole_prompts=started.whole_prompts)
-    gates = (GrammarGate(structured), *default_gates())
+    gates = (GrammarGate(structured), *default_gates(), AdapterGate(options.max_loras))
     scheduler = Scheduler(limits, started.groups, gates=gates)
     vocabulary = started.told.vocab_size
-    engine = Engine(scheduler, started.runner, structured, claim.release, drafting.cost, vocabulary)
+    engine = Engine(scheduler, started.runner, structured, claim.release, drafting.cost, vocabulary, started.adapters)
     if options.shared_prompts:
         text = TextPipeline.of(options)
         pin_shared_prompts(engine, text, options.shared_prompts)

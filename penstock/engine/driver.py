@@ -41,7 +41,7 @@ class EngineDriver:
         self._engine = engine
         self._sink = sink
         self._admitted: list[EngineOutput] = []
-        self._so_far: dict[str, SoFar] = {}  # of requests that wait for their grammars
+        self._so_far: dict[str, SoFar] = {}  # of requests that wait for adapters or grammars
         self._failed_steps = 0
         self._steps_at_error = -1
         self._unprepared = False
@@ -72,7 +72,7 @@ class EngineDriver:
     def cancel(self, request_id: str) -> None:
         """Ends a request's sequences with the next step; unknown ids are ignored."""
         self._so_far.pop(request_id, None)
-        if self._engine.structured.cancel(request_id):
+        if self._engine.adapters.cancel(request_id) or self._engine.structured.cancel(request_id):
             self._sink.refused(request_id, RequestError("The request was cancelled."))
         self._engine.cancel(request_id)
 
@@ -95,7 +95,7 @@ class EngineDriver:
     def leave(self, prefix: str) -> None:
         """Ends all requests whose ids begin so: whoever sent them has gone."""
         there = {sequence.request.request_id for sequence in self._engine.scheduler.ledger.live()}
-        for request_id in there.union(self._engine.structured.compiling):
+        for request_id in there.union(self._engine.unqueued):
             if request_id.startswith(prefix):
                 self.cancel(request_id)
 
@@ -108,12 +108,13 @@ class EngineDriver:
         Raises:
             EngineDeadError: the runner can compute nothing more, or MAX_FAILED_STEPS steps in a row failed as a whole.
         """
-        for request, error in self._engine.structured.ready():
-            so_far = self._so_far.pop(request.request_id, None)
-            if error is not None:
-                self._sink.refused(request.request_id, error)
-            else:
-                self._try(request, self._engine.admit, so_far)
+        for waited, then in ((self._engine.adapters, self._engine.add), (self._engine.structured, self._engine.admit)):
+            for request, error in waited.ready():
+                so_far = self._so_far.pop(request.request_id, None)
+                if error is not None:
+                    self._sink.refused(request.request_id, error)
+                else:
+                    self._try(request, then, so_far)
         admitted, self._admitted = self._admitted, []
         if admitted:
             self._sink.outputs(admitted)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.config import limits
+from penstock.config.adapters import AdapterUse
 from penstock.config.constraint import Grammar, GrammarKind, Thinking, ToolMode
 from penstock.config.errors import (
     ContextLengthError,
@@ -53,6 +55,7 @@ class Frontend:
         client: the engine.
         text: the model's text side.
         served_name: the name clients use.
+        adapters: what its answers are made with.
     """
 
     def __init__(self, client: EngineClient, text: TextPipeline, *, served_name: str, seed: int = 0) -> None:
@@ -60,12 +63,19 @@ class Frontend:
         self.client = client
         self.text = text
         self.served_name = served_name
+        self.adapters: tuple[AdapterUse, ...] = ()
         self._seed = seed
         self._texts = SampledTexts(text.tokenizer, text.eos_ids)
 
     @property
     def info(self) -> EngineInfo:
         return self.client.info
+
+    def adapted(self, served_name: str, adapters: tuple[AdapterUse, ...]) -> Frontend:
+        """The same with adapters, under another name."""
+        other = copy.copy(self)
+        other.served_name, other.adapters = served_name, adapters
+        return other
 
     async def generate(self, request: GenerationRequest) -> TextGeneration:
         """Starts an answer; returns once the engine has admitted the request.
@@ -104,6 +114,7 @@ class Frontend:
                 grammar=grammar,
                 thinking=self._thinking(request, reading, grammar is not None),
                 speculate=self._drafts(sampling),
+                adapters=self.adapters,
             )
         )
         try:

@@ -16,6 +16,7 @@ from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
 from penstock.engine.so_far import SoFar, go_on
+from penstock.runtime.adapters import AdapterRoom
 from penstock.structured.manager import StructuredOutputManager
 
 _WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile
@@ -29,7 +30,7 @@ class Engine:
     Attributes:
         step_cost: what steps cost in the runner.
         dead: why no step can be computed any more, once the runner said so; whoever steps the engine ends it.
-        works_on: told of the requests in the batch and those whose grammars are compiled, before others join them.
+        works_on: told of the requests in the batch and those that wait for grammars or adapters, before others join.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Engine:
         closed: Callable[[], None] | None = None,
         step_cost: StepCost | None = None,
         vocab_size: int | None = None,
+        adapters: AdapterRoom | None = None,
     ) -> None:
         """`closed` is called when the engine is; `step_cost` learns from every step, None for nobody who asks.
 
@@ -50,6 +52,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.structured = structured or StructuredOutputManager()
+        self.adapters = adapters or AdapterRoom()
         self._depth = scheduler.options.depth
         self._submitted: deque[StepPlan] = deque()
         self._steps = 0
@@ -62,10 +65,16 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self.structured.pending
+        return self.scheduler.has_work or self.structured.pending or self.adapters.pending
+
+    @property
+    def unqueued(self) -> set[str]:
+        """Requests that wait for their adapters or grammars."""
+        return {*self.adapters.waiting, *self.structured.compiling}
 
     def add(self, request: EngineRequest, so_far: SoFar | None = None) -> bool:
-        """Queues a request, unless it has to wait until its grammar is compiled; whether it is queued.
+        """Queues a request, unless it has to wait until its adapters are read, or then its grammar is compiled; whether
+        it is queued.
 
         It goes on from what is known of its answers so far, if it began in another engine.
 
@@ -73,7 +82,7 @@ class Engine:
             RequestError: it can never be served, see Scheduler.add, or names tokens that do not exist.
         """
         self._check_ids(request, so_far)
-        if self.structured.add(request):
+        if self.adapters.add(request) or self.structured.add(request):
             self._tell_work()
             return False
         return self.admit(request, so_far)
@@ -125,6 +134,7 @@ class Engine:
             self._commit(result)
         elif not self.scheduler.has_work or self.structured.renewing:
             self.structured.wait(_WAIT_S)
+            self.adapters.wait(_WAIT_S)
         if not self.scheduler.has_work:
             self._working_since = None
         return self._outputs()
@@ -146,7 +156,7 @@ class Engine:
 
     def _tell_work(self) -> None:
         running = {sequence.request.request_id for sequence in self.scheduler.running}
-        self.works_on(running.union(self.structured.compiling))
+        self.works_on(running.union(self.unqueued))
 
     def _outputs(self) -> list[EngineOutput]:
         return self.structured.told(self.scheduler.take_outputs())
@@ -187,6 +197,7 @@ class Engine:
     def close(self) -> None:
         """Frees what the runner holds."""
         self.structured.close()
+        self.adapters.close()
         self.runner.close()
         if self._closed is not None:
             self._closed()

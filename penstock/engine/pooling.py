@@ -73,8 +73,8 @@ def _averaged(parts: Sequence[Pooled], counts: Sequence[int], normalize: bool) -
 async def _computed(
     frontend: Frontend, request: GenerationRequest, ids: tuple[int, ...], params: PoolingParams, field: str
 ) -> Pooled:
-    scheduling: dict[str, Any] = {name: getattr(request, name) for name in ("priority", "cache_salt", "owner")}
-    sent = EngineRequest(request.live_id, ids, request.sampling, pooling=params, **scheduling)
+    more: dict[str, Any] = {name: getattr(request, name) for name in ("priority", "cache_salt", "owner")}
+    sent = EngineRequest(request.live_id, ids, request.sampling, pooling=params, adapters=frontend.adapters, **more)
     outputs, cached = frontend.client.submit(sent), 0
     try:
         async for output in outputs:

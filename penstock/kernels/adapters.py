@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.config.adapters import MOST_ADAPTERS
 from penstock.config.errors import ConfigError
 
 ADAPTER_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-MOST_ADAPTERS = 4  # of one token, whoever computes; `AdapterArgs::most` in csrc/ops/model_ops.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,10 @@ class LowRank:
     up: Tensor
     scale: float
     columns: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes + (0 if self.columns is None else self.columns.nbytes)
 
 
 def column_factors(weight: Tensor, down: Tensor, up: Tensor, scale: float, magnitude: Tensor) -> Tensor:
@@ -62,15 +66,17 @@ class AdapterSlots:
         self.table = table
 
     def fill(self, slot: int, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None) -> None:
-        """Puts an adapter into a slot: `down` [rank, K] and `up` [M, rank], as checkpoints have them; `columns` [M].
+        """Puts an adapter into a slot; as `prepared`."""
+        self.put(slot, self.prepared(down, up, scale, columns))
 
-        Of experts all have a first axis [E].
+    def prepared(self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None) -> LowRank:
+        """An adapter as slots hold it: `down` [rank, K] and `up` [M, rank], as checkpoints have them; `columns` [M].
+
+        Of experts all have a first axis [E]. Changes nothing here, so that another thread may do it.
 
         Raises:
-            ConfigError: slot, shapes, rank or type are not served.
+            ConfigError: shapes, rank or type are not served.
         """
-        if not 1 <= slot < len(self.entries):
-            raise ConfigError(f"adapter slot {slot} is not one of 1 to {len(self.entries) - 1}; start with more slots.")
         first = () if self.experts == 1 else (self.experts,)
         rank = down.shape[-2] if down.dim() > 1 else 0
         if down.shape != (*first, rank, self.inputs) or up.shape != (*first, self.outputs, rank):
@@ -91,7 +97,17 @@ class AdapterSlots:
                 f"an adapter has tensors of {down.dtype} and {up.dtype}; allowed is one of float32, bfloat16, float16."
             )
         factors = None if columns is None else columns.float().contiguous()
-        self._set(slot, LowRank(down.contiguous(), up.transpose(-2, -1).contiguous(), scale, factors))
+        return LowRank(down.contiguous(), up.transpose(-2, -1).contiguous(), scale, factors)
+
+    def put(self, slot: int, entry: LowRank) -> None:
+        """Puts a prepared adapter into a slot.
+
+        Raises:
+            ConfigError: there is no such slot.
+        """
+        if not 1 <= slot < len(self.entries):
+            raise ConfigError(f"adapter slot {slot} is not one of 1 to {len(self.entries) - 1}; start with more slots.")
+        self._set(slot, entry)
 
     def clear(self, slot: int) -> None:
         """Empties a slot."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.kernels.adapters import Adapted, AdapterSlots, PlacedAdapters
+from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters
 from penstock.kernels.api import KernelSet
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
@@ -62,6 +62,15 @@ def merged(
     return Weight((rows, *columns), usual, shard_axis=0, alternatives=(placed(fused)[0],) if fused else ())
 
 
+class AdapterTarget(Protocol):
+    """What an adapter of one matrix of a checkpoint changes."""
+
+    def entries(
+        self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None
+    ) -> tuple[tuple[AdapterSlots, LowRank], ...]:
+        """The adapter as slots hold it, and whose slots; arguments and errors as of AdapterSlots.prepared."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProjectionAdapters:
     """The adapters of one projection as checkpoints name it.
@@ -77,12 +86,22 @@ class ProjectionAdapters:
 
     def fill(self, slot: int, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None) -> None:
         """As AdapterSlots.fill, with rows as the checkpoint has them."""
+        self.slots.put(slot, self.prepared(down, up, scale, columns))
+
+    def prepared(self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None) -> LowRank:
+        """As AdapterSlots.prepared, with rows as the checkpoint has them."""
         if self.order is not None:
             up = up[..., torch.from_numpy(self.order), :]
             columns = None if columns is None else columns[..., torch.from_numpy(self.order)]
         if self.factor is not None:
             up = (up.float() * torch.as_tensor(self.factor, dtype=torch.float32).reshape(-1, 1)).to(up.dtype)
-        self.slots.fill(slot, down, up, scale, columns)
+        return self.slots.prepared(down, up, scale, columns)
+
+    def entries(
+        self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None
+    ) -> tuple[tuple[AdapterSlots, LowRank], ...]:
+        """As AdapterTarget."""
+        return ((self.slots, self.prepared(down, up, scale, columns)),)
 
 
 def _transposed(matrix: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config.adapters import MOST_ADAPTERS
 from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.layers.batch import Batch, GroupTables, Injection, MaskKind
 from penstock.runtime.places import place_of
@@ -79,7 +80,7 @@ PLAIN = BatchTraits()
 
 
 class BatchBuilder:
-    """Keeps the block tables of every request slot, its adapter and the last token it sampled.
+    """Keeps the block tables of every request slot, its adapters and the last token it sampled.
 
     A recurrent state lies at the number of its request slot, so none is handed out; the places behind those of the
     slots are free for checkpoints.
@@ -113,7 +114,8 @@ class BatchBuilder:
         self.tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
         self.used = [np.zeros(max_rows, np.int64) for _ in range(num_groups)]
         self._seen = [[0] * max_rows for _ in range(num_groups)]  # leading entries that `changes` has returned
-        self._adapters = np.zeros(max_rows, np.int64)
+        self._adapters = np.zeros((max_rows, MOST_ADAPTERS), np.int64)
+        self._weights = np.zeros((max_rows, MOST_ADAPTERS), np.float32)
         self._last = [0] * max_rows
         self._samples: torch.Tensor | None = None  # as `_last`, where samples stay on the device; then a 0
         self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
@@ -133,7 +135,9 @@ class BatchBuilder:
             self._places.set(new.slot, places)
         for encoded in self._encoded.values():
             encoded[new.slot] = 0 if new.encoder is None else new.encoder.length
-        self._adapters[new.slot] = new.adapter
+        self._adapters[new.slot] = 0
+        for place, (slot, use) in enumerate(new.adapters):
+            self._adapters[new.slot, place], self._weights[new.slot, place] = slot, use.weight
         if self._second is not None and not self._one_type:
             self._second[new.slot] = new.pooling.second if new.pooling else 0
         for g, blocks in enumerate(new.blocks):
@@ -171,7 +175,7 @@ class BatchBuilder:
 
     def adapted(self, spans: Sequence[ScheduledTokens]) -> bool:
         """Whether a row among these has an adapter."""
-        return any(self._adapters[span.slot] for span in spans)
+        return any(self._adapters[span.slot, 0] for span in spans)
 
     def changes(self, group: int, rows: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """What entered a group's table for these slots since the last call: places in the flat table, and blocks."""
@@ -216,7 +220,7 @@ class BatchBuilder:
             )
             for group, table in enumerate(self.tables)
         )
-        adapters = self._adapters[token_rows][:, None] if self._adapters[rows].any() else None
+        most = int((self._adapters[rows] > 0).sum(1).max(initial=0))  # adapters of a token
         return Batch(
             token_ids=self._token_ids(tokens),
             positions=self._tensor(self.places(token_rows, positions)),
@@ -230,8 +234,8 @@ class BatchBuilder:
             context_lens=tuple(context_lens),
             state_slot=self._tensor(rows),
             state_after=None if len(tokens) == count else self._states_after(spans),
-            adapter_slot=None if adapters is None else self._tensor(adapters),
-            adapter_scale=None if adapters is None else self._tensor(np.ones(adapters.shape, np.float32)),
+            adapter_slot=self._tensor(self._adapters[token_rows, :most]) if most else None,
+            adapter_scale=self._tensor(self._weights[token_rows, :most]) if most else None,
             masks=() if self._mask is MaskKind.CAUSAL else (self._mask,) * count,
             token_types=None if self._second is None else self._types(self._second[token_rows], positions),
             injected=injected,

@@ -30,7 +30,7 @@ class DecodeSteps:
 
     def add_row(self, new: NewSequence) -> None:
         """A sequence takes a slot."""
-        if new.adapter or new.pooling is not None or new.sampling.prompt_logprobs is not None:
+        if new.adapters or new.pooling is not None or new.sampling.prompt_logprobs is not None:
             self._particular.add(new.slot)
 
     def release_row(self, slot: int) -> None:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config.errors import PenstockError
 from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
+from penstock.runtime.adapters import AdapterRoom
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.decode_steps import DecodeSteps
 from penstock.runtime.drafters.drafting import Drafting
@@ -97,6 +99,7 @@ class Collaborators:
         warm_up: compiles some more kernels while no slot is in use, and returns whether there are others.
         media: what encoders read.
         drafting: proposes what may follow.
+        adapters: what tokens may have of them.
     """
 
     pooler: Pooler | None = None
@@ -104,6 +107,7 @@ class Collaborators:
     warm_up: Callable[[], bool] | None = None
     media: MediaStore | None = None
     drafting: Drafting | None = None
+    adapters: AdapterRoom | None = None
 
 
 ALONE = Collaborators()
@@ -134,6 +138,7 @@ class ModelRunner:
         self._pooler = others.pooler or LatePooler()
         self._place = builder.place
         self._drafting = others.drafting or Drafting()
+        self.adapters = others.adapters or AdapterRoom()
         self._on_device = sampler.on_device
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._in_flight: deque[_InFlightStep] = deque()
@@ -290,12 +295,19 @@ class ModelRunner:
             self._new[new.slot] = new
             self._known[new.slot] = len(new.prompt_ids) + len(new.generated_ids)
             self._sampler.add_row(new)
+            self._place_adapters(new, refused)
             self._builder.add_row(new, None if self.media is None else _places(self.media, new, refused))
             self._pooler.add_row(new)
             self._drafting.add_row(new)
             if self._decoding is not None:
                 self._decoding.add_row(new)
         return refused
+
+    def _place_adapters(self, new: NewSequence, refused: dict[int, str]) -> None:
+        try:
+            self.adapters.place(new.adapters)
+        except PenstockError as error:
+            refused[new.slot] = str(error)  # it is computed with others in this step, and ends with it
 
     def _release(self, slot: int) -> None:
         if self.media is not None:

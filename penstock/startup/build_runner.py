@@ -29,6 +29,7 @@ from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.pooling import Pooler
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
+from penstock.startup.adapters import make_adapter_room
 from penstock.startup.draft import load_drafter
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
@@ -146,6 +147,7 @@ def make_runner(
     options, plan = spec.options, spec.plan
     meter = memory_meter(options.torch_device)
     lower = partial(smaller_share, options, plan, meter)
+    adapters = make_adapter_room(spec)
     with oom_as_plan_error(plan, "the caches were made", lower):
         memory, builder, executor = make_parts(spec, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
     model = spec.model
@@ -174,6 +176,7 @@ def make_runner(
             graphs=graphs,
             warm_up=warm_up.run_next if warm_up else None,
             drafting=drafting,
+            adapters=adapters,
         ),
     )
     return runner, executor

@@ -14,6 +14,7 @@ from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, ModelFacts
 from penstock.config.speculation import speculation
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
+from penstock.startup.adapter_room import adapter_bytes
 from penstock.startup.gpu_memory import DeviceMemory, described, share
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory
 
@@ -97,7 +98,7 @@ def plan_caches(
         groups=groups,
         dtype_bytes=DTYPE_BYTES[options.dtype],
         block_bytes=tuple(blocks),
-        limits=replace(limits, state_bytes=state_bytes(caches.specs)),
+        limits=replace(limits, state_bytes=state_bytes(caches.specs), adapter_bytes=adapter_bytes(facts, options)),
         weights_bytes=weights,
     )
 

@@ -69,4 +69,5 @@ class FirstStart:
             lasting = tuple(note for note in (*notes, *levels) if note.name != "packed weights")
             keep_start(spec, kv_types, executor, replace(told, settings=lasting), self._identity)
         hold_to_size(options)
-        return Started(options, spec.plan, str(spec.checkpoint.path), spec.groups, whole, runner, told)
+        path = str(spec.checkpoint.path)
+        return Started(options, spec.plan, path, spec.groups, whole, runner, told, runner.adapters)

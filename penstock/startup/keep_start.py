@@ -95,6 +95,8 @@ def _refusal(spec: EngineSpec) -> str | None:
     model = spec.model
     if spec.options.device != "cpu" or spec.options.load_format != "auto":
         return "it is not of a model's weights on a CPU"
+    if spec.options.enable_lora:
+        return "adapters are read with torch"
     if spec.draft is not None:
         return "a draft model is loaded at every start"
     if model.head is None or model.classifier is not None or model.projection is not None or model.whole_prompts:

@@ -33,6 +33,7 @@ class MemoryLimits:
         draft_states: states that a row has besides its own while drafts are verified: behind its last known token and
             behind each draft. 0 where there is no drafter.
         drafter_bytes: what a draft model takes besides its share of the blocks.
+        adapter_bytes: low-rank adapters in slots and in memory.
         most_sequences: where the KV cache takes all that is left, no more than so many of max_model_len need.
         activation_bytes: what the largest step was measured to take; None estimates it.
         attention_masks: attention writes masks or scores out, and the estimate has room for them.
@@ -53,6 +54,7 @@ class MemoryLimits:
     state_bytes: int = 0
     draft_states: int = 0
     drafter_bytes: int = 0
+    adapter_bytes: int = 0
     most_sequences: int | None = None
     activation_bytes: int | None = None
     attention_masks: bool = True
@@ -93,6 +95,7 @@ class MemoryPlan:
         checkpoints: recurrent states there is room for beside those of the rows, which prefixes are shared by.
         draft_states: those that rows borrow while their drafts are verified.
         drafter_bytes: a draft model's weights, its step and its blocks for drafts.
+        adapter_bytes: as of MemoryLimits.
         measured: the weights and the largest step were measured.
         where: what the available bytes are of, for people.
     """
@@ -111,12 +114,14 @@ class MemoryPlan:
     checkpoints: int = 0
     draft_states: int = 0
     drafter_bytes: int = 0
+    adapter_bytes: int = 0
     measured: bool = False
     where: str = ""
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.activation_bytes + self.state_bytes + self.drafter_bytes
+        rest = self.activation_bytes + self.state_bytes + self.drafter_bytes + self.adapter_bytes
+        return self.weights_bytes + self.kv_bytes + rest
 
     def table(self) -> tuple[tuple[str, str, str], ...]:
         """Rows (what, how much, remark) for printing."""
@@ -131,6 +136,7 @@ class MemoryPlan:
             *((("states", format_bytes(self.state_bytes), states),) if self.state_bytes else ()),
             ("activations", format_bytes(self.activation_bytes), self.step_remark),
             *((drafter,) if self.drafter_bytes else ()),
+            *((("adapters", format_bytes(self.adapter_bytes), "at most"),) if self.adapter_bytes else ()),
             ("total", format_bytes(self.total_bytes), f"of {format_bytes(self.available_bytes)} available{self.where}"),
             *(("note", "", note) for note in self.notes),
         )
@@ -278,7 +284,7 @@ def _no_room(
                 flags.append(f"--max-model-len {plan.max_model_len}")
             remedy = f"start with {' '.join(flags)}"
             break
-    weights += limits.drafter_bytes
+    weights += limits.drafter_bytes + limits.adapter_bytes
     return MemoryPlanError(
         f"the weights need {format_bytes(weights)}, a step {format_bytes(step)} and the KV cache of one sequence "
         f"{format_bytes(least)}, but only {format_bytes(limits.available_bytes)} are available: "
@@ -428,6 +434,7 @@ def plan_memory(
             ("activations", activation_bytes(model, limits, dtype_bytes), "largest step"),
             ("states", limits.states_of_row * limits.max_num_seqs, "of recurrent layers"),
             ("draft model", limits.drafter_bytes, "besides its KV cache"),
+            ("adapters", limits.adapter_bytes, "at most"),
             ("KV cache", _least(groups, sizes, limits.max_model_len, limits), f"{limits.max_model_len:,} tokens"),
             ("available", limits.available_bytes, limits.where.removeprefix(", ")),
         )
@@ -454,7 +461,7 @@ def _made(
     """The plan; `asked`: the limits, where the context shrank since."""
     activations = activation_bytes(model, limits, dtype_bytes)
     states = limits.states_of_row * limits.max_num_seqs
-    left = limits.available_bytes - weights - activations - states - limits.drafter_bytes
+    left = limits.available_bytes - weights - activations - states - limits.drafter_bytes - limits.adapter_bytes
     sizes = _sizes(groups, dtype_bytes, block_bytes, limits)
     _check_states(groups, sizes, left, limits)
     may_shrink = not limits.max_model_len_fixed and limits.max_model_len > limits.block_size
@@ -482,6 +489,7 @@ def _made(
         state_bytes=states + checkpoints * limits.state_bytes,
         checkpoints=checkpoints,
         drafter_bytes=limits.drafter_bytes,
+        adapter_bytes=limits.adapter_bytes,
         draft_states=limits.draft_states * limits.max_num_seqs if limits.state_bytes else 0,
         measured=limits.activation_bytes is not None,
         where=limits.where,

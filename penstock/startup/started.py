@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
 from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.protocol import Runner
+from penstock.runtime.adapters import AdapterRoom
 from penstock.startup.memory_plan import MemoryPlan
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Started:
         whole_prompts: it is an encoder.
         runner: runs its steps.
         told: facts of it.
+        adapters: what its requests may have.
     """
 
     options: EngineOptions
@@ -62,3 +64,4 @@ class Started:
     whole_prompts: bool
     runner: Runner
     told: Told
+    adapters: AdapterRoom = field(default_factory=AdapterRoom)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -131,10 +131,10 @@ class _Reader:
     def whole(self, plan: WeightPlan) -> Tensor:
         """The weight as one plain tensor."""
         if len(plan.sources) == 1 and plan.sources[0].part.index is None:
-            return self._tensor(plan.sources[0], plan.dtype).contiguous()
+            return self.tensor(plan.sources[0], plan.dtype).contiguous()
         whole = torch.empty(plan.weight.shape, dtype=plan.dtype)
         for source in plan.sources:
-            tensor = self._tensor(source, plan.dtype)
+            tensor = self.tensor(source, plan.dtype)
             part = source.part
             target = whole if part.index is None else whole[part.index]
             axis = plan.weight.merge_axis
@@ -166,7 +166,7 @@ class _Reader:
         stored = self._canonical(source) if source.part.transform is None else None
         if stored is None:
             kept = "f32" if source.plain is None else kept_float(source.plain.format)
-            return plain_matrix(self._tensor(source, FLOAT_FORMATS[kept]))
+            return plain_matrix(self.tensor(source, FLOAT_FORMATS[kept]))
         self._meter.count(source.nbytes)
         return stored if source.part.rows is None else take_rows(stored, source.part.rows)
 
@@ -176,7 +176,8 @@ class _Reader:
             return self._method.canonical(source.key, stored, source.shape)
         return stored_matrix(self._stored_tensor(source.plain.name), source.shape)
 
-    def _tensor(self, source: Source, dtype: torch.dtype) -> Tensor:
+    def tensor(self, source: Source, dtype: torch.dtype) -> Tensor:
+        """One part of a weight, decoded."""
         part = source.part
         if source.plain is not None:
             tensor = dequantize(self._stored_tensor(source.plain.name), dtype)
@@ -187,6 +188,28 @@ class _Reader:
         self._meter.count(source.nbytes)
         tensor = tensor if part.rows is None else tensor[torch.from_numpy(part.rows)]
         return tensor if part.transform is None else part.transform(tensor)
+
+
+class StoredMatrices:
+    """The matrices of a checkpoint as its files have them, whatever a model makes of them."""
+
+    def __init__(self, checkpoint: Checkpoint, plans: Sequence[WeightPlan]) -> None:
+        self._checkpoint = checkpoint
+        self._sources = {source.part.key: source for plan in plans for source in plan.sources}
+
+    def read(self, name: str) -> Tensor:
+        """The weight [outputs, inputs] of a projection in float32, on the host.
+
+        Raises:
+            CheckpointError: there is none of that name, or it cannot be decoded.
+        """
+        source = self._sources.get(f"{name}.weight") or self._sources.get(f"{name}.transposed")
+        if source is None:
+            raise CheckpointError(f"{self._checkpoint.path} has no matrix of its own for {name}.")
+        method = checkpoint_method(self._checkpoint.config, self._checkpoint.tensors)
+        plain = replace(source, part=replace(source.part, rows=None, transform=None))
+        tensor = _Reader(self._checkpoint, method, _Meter(0, None)).tensor(plain, torch.float32)
+        return tensor.T if source.part.key.endswith(".transposed") else tensor
 
 
 def _encoded(format: str, source: Source, matrix: Plain, staging: torch.device | None) -> Canonical:

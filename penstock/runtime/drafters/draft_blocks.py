@@ -70,7 +70,7 @@ class DraftBlocks:
             self._filled[blocks[whole]] = min(self._filled[blocks[whole]], part)
         self._filled[list(blocks[whole + (part > 0) :])] = 0
         if kept:
-            self.builder.add_row(replace(new, blocks=(blocks,), adapter=0, encoder=None, media=()))
+            self.builder.add_row(replace(new, blocks=(blocks,), adapters=(), encoder=None, media=()))
             self._lengthen(new.slot)
 
     def _append(self, span: ScheduledTokens, kept: bool) -> None:

@@ -1,0 +1,90 @@
+"""Reads an adapter's files into what the slots of a model's projections hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.config.adapters import AdapterUse
+from penstock.config.errors import CheckpointError, quoted
+from penstock.kernels.adapters import AdapterSlots, LowRank, column_factors
+from penstock.layers.linear import AdapterTarget
+from penstock.quant.decode import dequantize
+from penstock.quant.tensor import StoredTensor
+from penstock.runtime.adapters import Loaded
+from penstock.weights.adapters.adapter import LowRankTensors
+from penstock.weights.adapters.open import adapter_digest, open_adapter
+
+_KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+class AdapterLoader:
+    """Loads adapters of one model. What it does touches nothing that steps use."""
+
+    def __init__(
+        self,
+        targets: Mapping[str, AdapterTarget],
+        renames: Sequence[tuple[str, str]],
+        weight_of: Callable[[str], Tensor],
+    ) -> None:
+        """`targets`, by the checkpoint's names of projections; `weight_of` a name gives the matrix [M, K] in float32.
+
+        `renames`: patterns of other names, and the model's own, as the weights are renamed.
+        """
+        self._targets = targets
+        self._renames = [(re.compile(theirs), ours) for theirs, ours in renames]
+        self._weight_of = weight_of
+
+    def load(self, use: AdapterUse) -> Loaded:
+        """Reads an adapter.
+
+        Raises:
+            CheckpointError: it is damaged, of another model, or other than when it got its name.
+            ConfigError: its rank or its shapes are not served.
+        """
+        adapter = open_adapter(use.path)
+        made: list[tuple[AdapterSlots, LowRank]] = []
+        for name, change in adapter.changes.items():
+            own = self._named(name)
+            target = self._targets.get(own)
+            if target is None:
+                raise CheckpointError(
+                    f"the adapter {use.path} changes {quoted(name)}, which this model has not, or which adapters "
+                    f"cannot change here. It was made for {quoted(adapter.base or 'a model that it does not name')}."
+                )
+            made += self._entries(use, own, target, change)
+        if adapter_digest(use.path) != use.digest:
+            raise CheckpointError(f"the adapter {use.path} is not what it was when it got its name; load it again.")
+        return tuple(made)
+
+    def _named(self, name: str) -> str:
+        found = f"{name}.weight"
+        for theirs, ours in self._renames:
+            found = theirs.sub(ours, found, count=1)
+        return found.removesuffix(".weight")
+
+    def _entries(self, use: AdapterUse, name: str, target: AdapterTarget, change: LowRankTensors) -> Loaded:
+        kind = _KINDS.get(change.down.info.format, torch.float32)
+        down, up = (self._values(use, tensor, kind) for tensor in (change.down, change.up))
+        columns = None
+        if change.magnitude is not None:
+            lengths = self._values(use, change.magnitude, torch.float32).reshape(-1)
+            weight = self._weight_of(name)
+            if weight.shape != (len(up), down.shape[1]):
+                raise CheckpointError(
+                    f"the adapter {use.path} changes {quoted(name)} as if it had {len(up)} outputs of {down.shape[1]} "
+                    f"inputs; it has {list(weight.shape)}. Take an adapter that was made for this model."
+                )
+            columns = column_factors(weight, down, up, change.scale, lengths)
+        return target.entries(down, up, change.scale, columns)
+
+    def _values(self, use: AdapterUse, tensor: StoredTensor, kind: torch.dtype) -> Tensor:
+        values = dequantize(tensor, kind)
+        if not bool(torch.isfinite(values).all()):
+            raise CheckpointError(
+                f"the adapter {use.path} has values in {quoted(tensor.info.name)} that are no numbers."
+            )
+        return values

@@ -1,0 +1,149 @@
+"""The adapters of an engine: read beside its steps, kept in memory while they are used, and put into slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, TypeAlias
+
+from penstock.config.adapters import MOST_ADAPTERS, AdapterUse
+from penstock.config.errors import ConfigError, ParameterError, PenstockError, RequestError
+from penstock.core.request import EngineRequest
+
+if TYPE_CHECKING:
+    from penstock.kernels.adapters import AdapterSlots, LowRank
+
+Loaded: TypeAlias = "tuple[tuple[AdapterSlots, LowRank], ...]"
+"""An adapter, ready for a slot: what each projection's slot is to hold."""
+
+
+class AdapterRoom:
+    """Belongs to the thread of its engine. The null form has no loader, and takes no request with adapters."""
+
+    def __init__(self, load: Callable[[AdapterUse], Loaded] | None = None, slots: int = 0, most_bytes: int = 0) -> None:
+        """`load` reads an adapter, in a thread of its own; what is in no slot goes where all take `most_bytes`."""
+        self._load = load
+        self._slots, self._most_bytes = slots, most_bytes
+        self._waiting: dict[str, EngineRequest] = {}
+        self._loading: dict[str, Future[Loaded]] = {}
+        self._loaded: dict[str, Loaded] = {}  # used least recently first
+        self._placed: dict[int, tuple[str, Loaded]] = {}  # by slot
+        self._thread: ThreadPoolExecutor | None = None
+
+    # -- requests, before they are queued
+
+    @property
+    def pending(self) -> bool:
+        """Whether requests wait for their adapters."""
+        return bool(self._waiting)
+
+    @property
+    def waiting(self) -> Iterable[str]:
+        """Requests that wait for their adapters."""
+        return self._waiting.keys()
+
+    def add(self, request: EngineRequest) -> bool:
+        """Whether a request has to wait for its adapters, until `ready` returns it.
+
+        Raises:
+            RequestError: this engine takes no adapters, or not so many of them.
+        """
+        if not request.adapters:
+            return False
+        if self._load is None:
+            raise RequestError("This engine takes no adapters; start it with --enable-lora.", param="model")
+        if len(request.adapters) > (most := min(self._slots, MOST_ADAPTERS)):
+            raise ParameterError("adapters", f"{len(request.adapters)} adapters", f"at most {most} of a request")
+        missing = [use for use in request.adapters if self._used(use.digest) is None]
+        for use in missing:
+            if use.digest not in self._loading:
+                self._thread = self._thread or ThreadPoolExecutor(1, "penstock-adapters")
+                self._loading[use.digest] = self._thread.submit(self._read, use)
+        if missing:
+            self._waiting[request.request_id] = request
+        return bool(missing)
+
+    def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:
+        """Requests whose adapters have been read, and refused ones with the reason."""
+        failed: dict[str, RequestError] = {}
+        for digest, loading in [(digest, job) for digest, job in self._loading.items() if job.done()]:
+            del self._loading[digest]
+            try:
+                self._loaded[digest] = loading.result()
+            except PenstockError as error:
+                failed[digest] = RequestError(str(error), param="model", code="adapter_unusable")
+        found: list[tuple[EngineRequest, RequestError | None]] = []
+        for request in list(self._waiting.values()):
+            digests = [use.digest for use in request.adapters]
+            refusal = next((failed[digest] for digest in digests if digest in failed), None)
+            if refusal is not None or self._loading.keys().isdisjoint(digests):
+                del self._waiting[request.request_id]
+                found.append((request, refusal))
+        self._forget()
+        return found
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps until an adapter was read, at most so long; not at all if none is."""
+        if self._loading:
+            wait(self._loading.values(), seconds, FIRST_COMPLETED)
+
+    def cancel(self, request_id: str) -> bool:
+        """Forgets a request that waits for its adapters; whether it did."""
+        return self._waiting.pop(request_id, None) is not None
+
+    # -- slots, between steps
+
+    def place(self, wanted: tuple[tuple[int, AdapterUse], ...]) -> None:
+        """Has slots hold these adapters.
+
+        Raises:
+            PenstockError: one that had to be read again cannot be.
+        """
+        for slot, use in wanted:
+            held = self._placed.get(slot)
+            if held is not None and held[0] == use.digest:
+                continue
+            loaded = self._used(use.digest) or self._read(use)  # again, where too many others came since
+            filled = {id(slots) for slots, _ in loaded}
+            for slots, _ in () if held is None else held[1]:
+                if id(slots) not in filled:
+                    slots.clear(slot)
+            for slots, entry in loaded:
+                slots.put(slot, entry)
+            self._placed[slot] = use.digest, loaded
+
+    def close(self) -> None:
+        """Ends the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _read(self, use: AdapterUse) -> Loaded:
+        assert self._load is not None
+        loaded, most = self._load(use), self._most_bytes // self._slots
+        if (size := _bytes(loaded)) > most:
+            raise ConfigError(
+                f"the adapter {use.path} takes {size:,} bytes, but each has room for {most:,}; start with a larger "
+                "--max-lora-rank."
+            )
+        return loaded
+
+    def _used(self, digest: str) -> Loaded | None:
+        found = self._loaded.pop(digest, None)
+        if found is None:
+            found = next((loaded for known, loaded in self._placed.values() if known == digest), None)
+        if found is not None:
+            self._loaded[digest] = found
+        return found
+
+    def _forget(self) -> None:
+        held = {**self._loaded, **dict(self._placed.values())}
+        left = self._most_bytes - sum(map(_bytes, held.values()))
+        placed = {digest for digest, _ in self._placed.values()}
+        for digest in [digest for digest in self._loaded if digest not in placed][:-1]:  # the last one has just come
+            if left >= 0:
+                break
+            left += _bytes(self._loaded.pop(digest))
+
+
+def _bytes(loaded: Loaded) -> int:
+    return sum(entry.nbytes for _, entry in loaded)

@@ -1,0 +1,25 @@
+"""How much memory low-rank adapters may take. Pure arithmetic, no torch."""
+
+from __future__ import annotations
+
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import ModelFacts
+
+_VALUE_BYTES = 4  # of adapters in float32, the widest type
+
+
+def adapter_bytes(facts: ModelFacts, options: EngineOptions) -> int:
+    """What all adapters together may take, in slots and in memory; 0 for an engine without."""
+    return most_adapters(options) * bytes_of_one(facts, options.max_lora_rank) if options.enable_lora else 0
+
+
+def most_adapters(options: EngineOptions) -> int:
+    """For how many adapters of the largest rank there is memory."""
+    return max(options.max_loras, options.max_cpu_loras or 0)
+
+
+def bytes_of_one(facts: ModelFacts, rank: int) -> int:
+    """An adapter of all projections of attention and feed-forward layers, in float32; experts count as one."""
+    hidden, attention = facts.hidden_size, facts.attention_size
+    layer = 4 * (hidden + attention) + 3 * (hidden + facts.intermediate_size)
+    return _VALUE_BYTES * rank * layer * max(1, len(facts.layers))

@@ -1,0 +1,20 @@
+"""Gives a loaded model slots for adapters, and what fills them."""
+
+from __future__ import annotations
+
+from penstock.layers.adapters import add_adapters
+from penstock.runtime.adapter_loading import AdapterLoader
+from penstock.runtime.adapters import AdapterRoom
+from penstock.startup.adapter_room import adapter_bytes
+from penstock.startup.engine_spec import EngineSpec
+from penstock.weights.loader import StoredMatrices
+
+
+def make_adapter_room(spec: EngineSpec) -> AdapterRoom:
+    """The room of a model, before its steps are recorded; the null form where none are asked for."""
+    options, model = spec.options, spec.model
+    if not options.enable_lora:
+        return AdapterRoom()
+    targets = add_adapters(model, spec.kernels, options.max_loras + 1, options.max_lora_rank)
+    loader = AdapterLoader(targets, model.renames, StoredMatrices(spec.checkpoint, spec.weights).read)
+    return AdapterRoom(loader.load, options.max_loras, adapter_bytes(spec.facts, options))

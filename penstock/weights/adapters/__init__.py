@@ -1,0 +1,1 @@
+"""Reads low-rank adapters: PEFT's folders and GGUF files. No torch here."""

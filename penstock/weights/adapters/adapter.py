@@ -1,0 +1,65 @@
+"""An adapter as its files hold it, whatever their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.config.errors import CheckpointError, quoted
+from penstock.quant.tensor import StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankTensors:
+    """What changes one projection W [M, K]: W + scale · up · down, whose rows DoRA scales to given lengths.
+
+    Attributes:
+        down: [rank, K].
+        up: [M, rank].
+        scale: what their product is multiplied by.
+        magnitude: [M], DoRA's lengths; None without.
+    """
+
+    down: StoredTensor
+    up: StoredTensor
+    scale: float
+    magnitude: StoredTensor | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.down.info.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An opened adapter; its tensors are views of its file.
+
+    Attributes:
+        path: the folder or file.
+        changes: by the checkpoint's name of a projection, without `.weight`.
+        base: the model it says that it was made for, "" where it does not.
+    """
+
+    path: Path
+    changes: Mapping[str, LowRankTensors]
+    base: str = ""
+
+    @property
+    def rank(self) -> int:
+        """The largest of its ranks."""
+        return max(change.rank for change in self.changes.values())
+
+
+def check_pair(path: Path, name: str, down: StoredTensor | None, up: StoredTensor | None) -> None:
+    """Raises CheckpointError unless both matrices of a projection are there and fit each other."""
+    shapes = [list(tensor.info.shape) if tensor else "missing" for tensor in (down, up)]
+    if down is None or up is None or not _fit(down.info.shape, up.info.shape):
+        raise CheckpointError(
+            f"{path} has no fitting pair of matrices for {quoted(name)}: (rank, inputs) is {shapes[0]} and "
+            f"(outputs, rank) is {shapes[1]}. Save the adapter again."
+        )
+
+
+def _fit(down: tuple[int, ...], up: tuple[int, ...]) -> bool:
+    return len(down) == len(up) == 2 and down[0] == up[1] and min(*down, *up) > 0

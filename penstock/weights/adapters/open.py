@@ -1,0 +1,46 @@
+"""Opens whatever adapter lies at a path, and names its content."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from penstock.config.errors import CheckpointError
+from penstock.weights.adapters.adapter import Adapter
+from penstock.weights.adapters.peft import CONFIG, WEIGHTS, is_peft, open_peft
+
+_PIECE = 2**20
+
+
+def open_adapter(path: str | Path) -> Adapter:
+    """Opens an adapter without reading its numbers.
+
+    Raises:
+        CheckpointError: nothing usable lies there; the message says what was looked for.
+    """
+    place = Path(path).expanduser()
+    if is_peft(place):
+        return open_peft(place)
+    if not place.exists():
+        raise CheckpointError(f"there is no adapter at {place}; give a folder with {CONFIG} and {WEIGHTS}.")
+    raise CheckpointError(f"{place} is no adapter Penstock reads: a folder with {CONFIG} and {WEIGHTS} is needed.")
+
+
+def adapter_digest(path: str | Path) -> str:
+    """SHA-256 of an adapter's files, in hexadecimal: what prefixes computed with it are told apart by.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    place = Path(path).expanduser()
+    files = (place / CONFIG, place / WEIGHTS) if is_peft(place) else (place,)
+    digest = hashlib.sha256()
+    try:
+        for file in files:
+            digest.update(b"%d:" % file.stat().st_size)
+            with file.open("rb") as stream:
+                while piece := stream.read(_PIECE):
+                    digest.update(piece)
+    except OSError as error:
+        raise CheckpointError(f"the adapter at {place} cannot be read: {error.strerror or error}.") from error
+    return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""Adapters in PEFT's layout: a folder with adapter_config.json and adapter_model.safetensors.
+
+LoRA (arXiv:2106.09685): W + s B A, s = alpha / r, or alpha / sqrt(r) with rank stabilisation (arXiv:2312.03732). DoRA
+(arXiv:2402.09353): each row of that sum is scaled to the length that the adapter states.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from penstock.config.errors import CheckpointError, quoted
+from penstock.quant.tensor import StoredTensor
+from penstock.weights.adapters.adapter import Adapter, LowRankTensors, check_pair
+from penstock.weights.readers.files import read_object
+from penstock.weights.readers.safetensors import read_safetensors_file
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX: Final = "base_model.model."
+_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+_LENGTHS: Final = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
+_PLAIN_PATTERN: Final = re.compile(r"[\w.\-]+")
+_NOT_READ: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "modules_to_save": "it brings whole layers besides",
+        "trainable_token_indices": "it brings rows of the embedding besides",
+        "layer_replication": "it repeats layers of its model",
+        "target_parameters": "it changes stacked parameters, not layers",
+        "lora_bias": "its matrices have biases",
+        "use_qalora": "QALoRA groups inputs",
+        "use_bdlora": "BD-LoRA's matrices are blocks",
+        "arrow_config": "Arrow chooses among adapters",
+        "alora_invocation_tokens": "activated LoRA begins in the middle of a prompt",
+    }
+)
+
+
+def is_peft(path: Path) -> bool:
+    """Whether a folder is an adapter in this layout."""
+    return (path / CONFIG).is_file()
+
+
+def open_peft(folder: Path) -> Adapter:
+    """Opens an adapter.
+
+    Raises:
+        CheckpointError: it is damaged, or of a kind that is not read; the message says which.
+    """
+    config = read_object(folder / CONFIG)
+    if (kind := config.get("peft_type")) != "LORA":
+        raise CheckpointError(f"{folder} is an adapter of type {quoted(str(kind))}; LoRA and DoRA are read.")
+    for field, why in _NOT_READ.items():
+        if config.get(field):
+            raise CheckpointError(f"{folder} is not read: {why} ({field} in {CONFIG}). Merge it into its model.")
+    if config.get("bias", "none") != "none":
+        raise CheckpointError(f"{folder} is not read: it changes biases (bias in {CONFIG}). Merge it into its model.")
+    if not (folder / WEIGHTS).is_file():
+        raise CheckpointError(
+            f"{folder} has no {WEIGHTS}. Pickled adapters (.bin, .pt) can run code when they are read and are not; "
+            "save it with PEFT's save_pretrained."
+        )
+    tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors_file(folder / WEIGHTS).items()}
+    changes = _changes(folder, config, tensors)
+    return Adapter(folder, changes, str(config.get("base_model_name_or_path") or ""))
+
+
+def _changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, LowRankTensors]:
+    suffixes = (_DOWN, _UP, *_LENGTHS)
+    odd = next((name for name in tensors if not name.endswith(suffixes)), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"{folder} holds {quoted(odd)}, which is no part of a LoRA adapter of linear layers. "
+            "Merge it into its model, or train it without that."
+        )
+    names = {name.removesuffix(suffix): None for name in tensors for suffix in suffixes if name.endswith(suffix)}
+    if not names:
+        raise CheckpointError(f"{folder} changes nothing: {WEIGHTS} holds no matrices. Save the adapter again.")
+    found = {}
+    for name in names:
+        down, up = tensors.get(name + _DOWN), tensors.get(name + _UP)
+        check_pair(folder, name, down, up)
+        assert down is not None and up is not None
+        lengths = next((tensors[name + suffix] for suffix in _LENGTHS if name + suffix in tensors), None)
+        if lengths is not None and math.prod(lengths.info.shape) != up.info.shape[0]:
+            raise CheckpointError(f"{folder}: {quoted(name)} has {list(lengths.info.shape)} lengths for its rows.")
+        found[name] = LowRankTensors(down, up, _scale(folder, config, name, down.info.shape[0]), lengths)
+    return found
+
+
+def _scale(folder: Path, config: Mapping[str, Any], name: str, rank: int) -> float:
+    alpha, patterns = config.get("lora_alpha", rank), config.get("alpha_pattern") or {}
+    if not isinstance(patterns, Mapping):
+        raise CheckpointError(f"{folder}: alpha_pattern in {CONFIG} is no object.")
+    for pattern, value in patterns.items():
+        if not _PLAIN_PATTERN.fullmatch(pattern):
+            raise CheckpointError(
+                f"{folder}: alpha_pattern in {CONFIG} has {quoted(pattern)}; names of layers are read, other "
+                "patterns are not."
+            )
+        if name == pattern or name.endswith(f".{pattern}"):
+            alpha = value
+            break
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+        raise CheckpointError(f"{folder}: lora_alpha in {CONFIG} is no number.")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
