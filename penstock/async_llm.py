@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from penstock.completions import Answer, Completion, collect
+from penstock.config.adapters import AdapterUse
 from penstock.config.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice
 from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError
@@ -29,10 +30,11 @@ from penstock.engine.frontend import Frontend
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
-from penstock.sampling_keywords import AnswerKeywords, SamplingKeywords
+from penstock.sampling_keywords import Adapters, AnswerKeywords, SamplingKeywords
 from penstock.search.beam import BeamParams, beam_search
 from penstock.search.ranking import score_pairs
 from penstock.text.pairs import text_pairs
+from penstock.weights.adapters.open import adapter_digest
 
 if TYPE_CHECKING:
     from penstock.engine.loop import Engine
@@ -90,6 +92,7 @@ class AsyncLLM:
         self._frontend = Frontend(self._client, self._text, served_name=name, seed=chosen.seed)
         self._starting: asyncio.Task[EngineInfo] | None = None
         self._ids = itertools.count()
+        self._adapters: dict[str, AdapterUse] = {}
 
     async def start(self) -> Frontend:
         """Loads the model unless that is done; returns the frontend that serves requests.
@@ -232,10 +235,24 @@ class AsyncLLM:
         await self.close()
 
     def _answer(self, params: Params, given: Mapping[str, Any], **request: Any) -> Answer:
-        sampling = {name: value for name, value in given.items() if name not in _FORMS}
+        sampling = {name: value for name, value in given.items() if name not in (*_FORMS, "adapter")}
         grammar = _grammar({name: given[name] for name in _FORMS if given.get(name) is not None})
         params = self._params(params, sampling)
-        return Answer(self.start, GenerationRequest(self.next_id(), params, grammar=grammar, **request))
+        adapter = given.get("adapter")
+        start = self.start if adapter is None else functools.partial(self._adapted, adapter)
+        return Answer(start, GenerationRequest(self.next_id(), params, grammar=grammar, **request))
+
+    async def _adapted(self, adapter: Adapters) -> Frontend:
+        """The frontend that answers with adapters, whose files are read once."""
+        weights = adapter if isinstance(adapter, Mapping) else {adapter: 1.0}
+        uses = []
+        for path, weight in weights.items():
+            name = os.path.expanduser(path)
+            if name not in self._adapters:
+                self._adapters[name] = AdapterUse(await asyncio.to_thread(adapter_digest, name), name)
+            uses.append(replace(self._adapters[name], weight=weight))
+        frontend = await self.start()
+        return frontend.adapted(frontend.served_name, tuple(uses))
 
     def _params(self, params: Params, sampling: Mapping[str, Any]) -> SamplingParams:
         _check_names("sampling parameter", sampling, SamplingParams)

@@ -106,7 +106,8 @@ class LLM:
             cache_salt: prompts share cached prefixes only with those of the same salt.
             sampling: single fields of SamplingParams, for example temperature=0, max_tokens=32; and what form the
                 answer has: `json_schema` (an object), `regex`, `choice` (a list of strings) or `grammar` (a Grammar, or
-                text in Lark's notation).
+                text in Lark's notation); and `adapter`, the folder or file of a low-rank adapter, or of several how
+                much each counts, of an engine with `enable_lora=True`.
 
         Returns:
             One Completion a prompt, in order.

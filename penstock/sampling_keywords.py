@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 from penstock.config.constraint import Grammar
+
+Adapters = str | Path | Mapping[str | Path, float]
+"""An adapter's folder or file; or of several how much each counts."""
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -81,8 +85,9 @@ class SamplingKeywords(TypedDict, total=False):
 
 
 class AnswerKeywords(SamplingKeywords, total=False):
-    """Sampling parameters, and what form an answer has: one of these, as `LLM.generate` says."""
+    """Sampling parameters, what form an answer has (one of these) and its adapters, as `LLM.generate` says."""
 
+    adapter: Adapters
     grammar: Grammar | str
     json_schema: Mapping[str, Any] | str
     regex: str

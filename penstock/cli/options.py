@@ -31,7 +31,7 @@ _MODEL = "Model"
 _MEMORY = "Memory"
 _SCHEDULING = "Scheduling"
 _COMPUTE = "Compute"
-_NETWORK, _SAMPLING = "Network", "Sampling"
+_NETWORK, _SAMPLING, _ADAPTERS = "Network", "Sampling", "Adapters"
 COMMON: Final = frozenset(
     (
         *("device", "dtype", "quantize", "threads", "max_model_len", "kv_cache_memory", "seed", "goal", "max_users"),
@@ -137,6 +137,11 @@ MODEL_FLAGS = (
          'Propose tokens that a step verifies, for example {"method": "suffix"}; answers stay the same. '
          "Default: no drafts.",
          "--speculative-config", "-sc", metavar="JSON"),
+    flag("enable_lora", bool, False, _ADAPTERS, "Take low-rank adapters.", "--enable-lora"),
+    flag("max_loras", int, 8, _ADAPTERS, "Adapters that the sequences of a step may have together."),
+    flag("max_lora_rank", int, 16, _ADAPTERS, "The largest rank of an adapter."),
+    flag("max_cpu_loras", int | None, None, _ADAPTERS,
+         "Adapters of that rank for which there is memory. Default: --max-loras."),
     flag("seed", int | None, None, _COMPUTE,
          "Where random streams start; equal seeds give equal answers. Default: 0; for `run` another each time."),
 )  # fmt: skip
@@ -210,6 +215,12 @@ SERVER_FLAGS = (
     flag("mcp_servers", str | None, None, _NETWORK,
          "A file of MCP servers, whose tools POST /tools runs on this machine, each by its policy.",
          metavar="FILE"),
+    flag("lora_modules", list[str] | None, None, _ADAPTERS,
+         "An adapter that requests may name as their model, and where it lies; repeatable. Implies --enable-lora.",
+         metavar="NAME=PATH"),
+    flag("lora", list[str] | None, None, _ADAPTERS,
+         "An adapter that is in every answer unless a request says otherwise, and how much of it counts (1); "
+         "repeatable. Implies --enable-lora.", metavar="PATH[:SCALE]"),
     flag("moderation_model", str | None, None, _NETWORK,
          "The served guard model that /v1/moderations asks where calls name none.", metavar="NAME"),
     flag("slots", bool, True, _NETWORK, "Tell at /slots what is computed.", "--slots/--no-slots"),
@@ -309,6 +320,8 @@ def _server_options(given: Mapping[str, Any]) -> ServerOptions:
     chosen = dict(given)
     chosen["api_keys"] = tuple(chosen.pop("api_key") or read_environment().api_keys)
     chosen["admin_keys"] = tuple(chosen.pop("admin_key") or ())
+    for name in ("lora_modules", "lora"):
+        chosen[name] = tuple(chosen[name] or ())
     chosen["allowed_origins"] = tuple(chosen["allowed_origins"] or ())
     aliases = ",".join(chosen.pop("aliases") or ()).split(",")
     chosen["aliases"] = tuple(dict.fromkeys(alias.strip() for alias in aliases if alias.strip()))

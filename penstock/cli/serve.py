@@ -56,6 +56,7 @@ def serve(
     for told in context.meta.get(UNNEEDED, ()):
         logging.getLogger(__name__).info("%s", told)
     server = replace(server, default_sampling=tuple(sampling.items()))
+    engine = replace(engine, enable_lora=engine.enable_lora or bool(server.lora_modules or server.lora))
     sources: Sources | None = None
     first: str | None = None
     if models is not None or models_dir is not None:
@@ -76,6 +77,7 @@ def _check_many(server: ServerOptions) -> None:
         "--any-model": server.any_model,
         "--alias": server.aliases,
         "--chat-template": server.chat_template is not None,
+        "--lora-modules, --lora": server.lora_modules or server.lora,
         "--temperature, --top-k, --top-p, --min-p and --repetition-penalty": server.default_sampling,
     }
     if wrong := [name for name, value in given.items() if value]:

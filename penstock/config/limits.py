@@ -60,6 +60,9 @@ MAX_QUEUED_REQUESTS = 4096
 MAX_QUEUED_TOKENS = 16 * 2**20
 MAX_QUEUE_SECONDS = 30.0  # of work, unless --max-queue-seconds says otherwise
 MAX_MODEL_NAME_CHARS = 256
+MAX_LORAS = 1024  # in slots
+MAX_LORA_RANK = 1024
+MAX_CPU_LORAS = 1_000_000
 MAX_MODEL_WAITERS = 1024  # calls that wait for models to be loaded
 
 # One request

@@ -215,6 +215,8 @@ class ServerOptions:
         force_include_usage: streams of chats and completions end with the usage, asked for or not.
         tokens_as_ids: their log-probabilities name tokens by their ids.
         grpc_port: port of KServe's gRPC service on the same address, 0 lets the system choose; None for none.
+        lora_modules: adapters that requests may name as a model, each as name=path or vLLM's JSON.
+        lora: adapters that are in every answer unless a request says otherwise, each as path or path:scale.
         mcp_servers: a file of MCP servers whose tools run on this machine; None for none.
         moderation_model: the served guard model that /v1/moderations asks where calls name none; None for none.
     """
@@ -247,3 +249,5 @@ class ServerOptions:
     grpc_port: int | None = None
     moderation_model: str | None = None
     mcp_servers: str | None = None
+    lora_modules: tuple[str, ...] = ()
+    lora: tuple[str, ...] = ()

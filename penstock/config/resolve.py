@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config.errors import ConfigError
-from penstock.config.limits import MAX_THREADS, MAX_VOCABULARY, MAX_WATERMARK_KEY
+from penstock.config.limits import (
+    MAX_CPU_LORAS,
+    MAX_LORA_RANK,
+    MAX_LORAS,
+    MAX_THREADS,
+    MAX_VOCABULARY,
+    MAX_WATERMARK_KEY,
+)
 from penstock.config.logprobs import LOGPROBS_MODES
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.model_settings import PoolerSettings
@@ -148,6 +155,9 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "max_chunk_tokens", 1, 2**24)
     _integer(options, "block_size", 1, 1024, optional=False)
     _integer(options, "watermark_key", 0, MAX_WATERMARK_KEY, optional=False)
+    _integer(options, "max_loras", 1, MAX_LORAS, optional=False)
+    _integer(options, "max_lora_rank", 1, MAX_LORA_RANK, optional=False)
+    _integer(options, "max_cpu_loras", 1, MAX_CPU_LORAS)
     share = options.gpu_memory_utilization
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise _refuse("gpu_memory_utilization", share, "a number above 0, at most 1")

@@ -22,12 +22,14 @@ from penstock.config.errors import format_value
 from penstock.config.options import ServerOptions
 from penstock.engine.api import EngineState
 from penstock.engine.frontend import Frontend
+from penstock.host.adapters import AdapterNames
 from penstock.host.model_host import ModelHost
 from penstock.host.shelf import open_shelf
 from penstock.server import document
 from penstock.server.account import account_of
 from penstock.server.auth import LOCAL_ORIGINS, NO_ORIGIN, AdminKeys, ApiKeys, HostRule
 from penstock.server.context import ModelContext, ServedModels, ServerContext
+from penstock.server.dialects.adapters import ADAPTER_BODIES, adapters_router
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
 from penstock.server.dialects.chat_control import ControlBody, RunningChats, chat_control_router
@@ -252,6 +254,7 @@ def _bodies() -> tuple[type[BaseModel], ...]:
         *KOBOLD_BODIES,
         *WEBUI_BODIES,
         *VLLM_BODIES,
+        *ADAPTER_BODIES,
         ScoringBody,
     )
 
@@ -261,7 +264,8 @@ def _models(
 ) -> ServedModels:
     trust = options.trust_request_chat_template
     if isinstance(served, Frontend):
-        model = ModelContext(served, lifecycle, metrics.model(served.served_name), trust)
+        adapters = AdapterNames(options.lora_modules, options.lora, (served.served_name, *options.aliases))
+        model = ModelContext(served, lifecycle, metrics.model(served.served_name), trust, adapters=adapters)
         return OneModel(model, options.aliases, any_name=options.any_model)
     return HostedModels(served, lifecycle, metrics, trust_template=trust)
 
@@ -319,6 +323,7 @@ def _routers(
         "Anthropic": (anthropic_router(context),),
         "Ollama": (ollama_router(context, admins, page=options.page),),
         "vLLM": (vllm_router(context), scoring_router(context)),
+        "Adapters": (adapters_router(context, admins),),
         "llama-server": (
             llama_server_router(context),
             chat_control_router(running),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 
-from penstock.config.errors import EngineDeadError, ModelNotFoundError, PenstockError, RequestError
+from penstock.config.errors import EngineDeadError, ModelNotFoundError, PenstockError, RequestError, format_value
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
 from penstock.engine.counting import together
+from penstock.host.adapters import AdapterNames
 from penstock.host.figures import summed
 from penstock.server.errors import not_ready
 from penstock.server.habits import Habits
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.engine.api import EngineClient
     from penstock.engine.frontend import Frontend
     from penstock.host.model_host import KeepAlive, Lease, ModelHost
+    from penstock.server.adapter_fields import AdapterScale
     from penstock.server.tools.connected import ServerTools
 
 
@@ -38,6 +40,7 @@ class ModelContext:
         metrics: its figures.
         trust_request_chat_template: requests may bring a template of their own.
         lease: what keeps it from being unloaded; None where it stays anyway.
+        adapters: those that requests may name.
     """
 
     frontend: Frontend
@@ -45,11 +48,28 @@ class ModelContext:
     metrics: ModelMetrics
     trust_request_chat_template: bool = False
     lease: Lease | None = None
+    adapters: AdapterNames = field(default_factory=AdapterNames)
 
     @property
     def model(self) -> str:
         """The name clients use."""
         return self.frontend.served_name
+
+    def adapted(self, name: str, param: str = "model") -> ModelContext:
+        """The same with the adapter of that name, under which it answers.
+
+        Raises:
+            ModelNotFoundError: there is none.
+        """
+        found = self.adapters.find(name)
+        if found is None:
+            message = f"There is no adapter {format_value(name)} here; GET /v1/models lists those there are."
+            raise ModelNotFoundError(message, param=param, code="adapter_not_found")
+        return replace(self, frontend=self.frontend.adapted(name, (found.use,)))
+
+    def weighted(self, scales: Iterable[tuple[int, float]], param: str = "lora") -> ModelContext:
+        """The same with adapters by their numbers, each with a weight, and no others; raises ParameterError."""
+        return replace(self, frontend=self.frontend.adapted(self.model, self.adapters.weighted(scales, param)))
 
     def again(self) -> ModelContext:
         """The same for work that goes on after the request; to be released."""
@@ -144,16 +164,27 @@ class ServerContext:
     tools: ServerTools | None = None
 
     async def model(
-        self, request: Request, name: str | None, keep_alive: KeepAlive | None = None, *, events: bool | None = False
+        self,
+        request: Request,
+        name: str | None,
+        keep_alive: KeepAlive | None = None,
+        *,
+        events: bool | None = False,
+        lora: Sequence[AdapterScale] | None = None,
+        adapter: str | None = None,
     ) -> ModelContext:
         """The model that a request is for, which stays until the request has been answered.
 
-        With `events` the client waits for server-sent events, and is told how the model loads.
+        With `events` the client waits for server-sent events, and is told how the model loads. It answers with the
+        adapters of `lora`, or of the name `adapter`, where one of these is given.
 
         Raises:
             RequestError: there is none of that name, or it cannot be loaded.
         """
-        return await self.models.use(request, name, keep_alive, events=bool(events))
+        model = await self.models.use(request, name, keep_alive, events=bool(events))
+        if lora:
+            return model.weighted([(one.id, one.scale) for one in lora])
+        return model.adapted(adapter) if adapter else model
 
     async def figures(self) -> Mapping[str, EngineFigures]:
         """What is known of the engines now, by model."""

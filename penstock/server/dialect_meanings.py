@@ -8,7 +8,7 @@ from types import MappingProxyType
 OF_DIALECTS: Mapping[str, str] = MappingProxyType(
     {
         # TGI
-        "adapter_id": "Adapters are not available; leave it out.",
+        "adapter_id": "The name of the adapter to answer with.",
         "decoder_input_details": "Tell the prompt's tokens with their log-probabilities.",
         "do_sample": "Draw tokens. Default: only where a temperature or a filter is sent, or no parameters at all.",
         "error_type": "Which kind of error it is.",

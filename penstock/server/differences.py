@@ -66,7 +66,6 @@ _LLAMA_ANSWERS: Mapping[str, Difference] = MappingProxyType(
         "n_keep": _any(_NO_SHIFT),
         "n_discard": _any(_NO_SHIFT),
         "n_cache_reuse": Difference("Only whole prefixes are used again; send 0.", (0,)),
-        "lora": Difference("This server has no adapters; send an empty list.", ([],)),
         "backend_sampling": _any("Tokens are chosen where logits are, whatever is asked."),
         "verbose": Difference("The log tells more where the server is started so; leave it out.", (False,)),
         "grammar_lazy": Difference(
@@ -117,7 +116,6 @@ _SGLANG: Mapping[str, Difference] = MappingProxyType(
         **dict.fromkeys(("image_data", "audio_data", "video_data", "modalities"), _MEDIA),
         **{name: Difference(_NO_TRANSFER) for name in ("bootstrap_host", "bootstrap_port", "bootstrap_room")},
         "input_embeds": Difference("Prompts are texts or token ids; leave it out."),
-        "lora_path": Difference("This server has no adapters; leave it out."),
         "custom_logit_processor": Difference(_NO_EXTENSIONS),
         "return_hidden_states": Difference("Hidden states are told by /pooling and /encode.", (False,)),
         "return_routed_experts": Difference("Which experts computed a token is not told; leave it out.", (False,)),

@@ -19,6 +19,10 @@ _THINKS = "How much the model reasons before it answers, in the words its templa
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "add_generation_prompt": "Whether the prompt ends with the beginning of the model's turn. Default: it does.",
+        "lora": "Adapters by their ids, as GET /lora-adapters lists them, and how much of each counts.",
+        "lora_path": "The name of the adapter to answer with.",
+        "lora_name": "The adapter's name, which requests send as their model.",
+        "load_inplace": "Take the place of an adapter of that name.",
         "adapters": "Files of adapters sent before, by the names they are to have: their digests.",
         "add_special_tokens": "Whether tokens such as a text's beginning are added. Default: as the model expects.",
         "allowed_token_ids": "The only tokens that may be chosen.",

@@ -14,7 +14,7 @@ from penstock.server.errors import HttpError
 
 _NO_WEIGHTS = "Weights do not change while they are served; start a server of the new ones."
 _NO_SESSIONS = "There are no sessions: send the whole text, whose beginning is found in the prefix cache."
-_NO_ADAPTERS = "There are no adapters here; merge it into the model's weights first."
+_NO_ADAPTERS = "Adapters are loaded by POST /v1/load_lora_adapter, and named by requests as their model."
 _NO_PROFILE = "There is no profiler to switch; /metrics tells the time of each part of a step."
 _NO_MEDIA = "There are no media whose states are kept."
 _NO_FILES = "Files are not kept here: send their text in the request."
@@ -43,7 +43,6 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         "/scale_elastic_ep": "One engine process computes a model here; start more servers behind a proxy.",
         "/v1/systemone": 'Questions with choices are answered by structured_outputs: {"choice": […]}.',
         "/v1/decisions": 'Questions with choices are answered by structured_outputs: {"choice": […]}.',
-        **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_ADAPTERS),
         # vLLM and SGLang
         **dict.fromkeys(("/start_profile", "/stop_profile"), _NO_PROFILE),
         "/update_weight_version": _NO_WEIGHTS,
@@ -52,7 +51,6 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("/v1/internal/lora/load", "/v1/internal/lora/unload"), _NO_ADAPTERS),
         # SGLang
         **dict.fromkeys(("/open_session", "/close_session"), _NO_SESSIONS),
-        **dict.fromkeys(("/load_lora_adapter", "/unload_lora_adapter"), _NO_ADAPTERS),
         **dict.fromkeys(
             ("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed"),
             _NO_WEIGHTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -15,6 +16,8 @@ from penstock.server.context import ModelContext
 if TYPE_CHECKING:
     from penstock.engine.api import EngineClient
     from penstock.host.model_host import KeepAlive
+
+_LISTED = 20  # adapters named in a message
 
 
 class OneModel:
@@ -37,12 +40,19 @@ class OneModel:
     async def use(
         self, request: Request, name: str | None, keep_alive: KeepAlive | None, *, events: bool
     ) -> ModelContext:
+        if name is not None and self._model.adapters.find(name) is not None:
+            return self._model.adapted(name)
         if name is not None and not self._any and name not in self.names():
             raise self.unknown(name)
-        return self._model
+        unasked = self._model.adapters.unasked()
+        if not unasked:
+            return self._model
+        return replace(self._model, frontend=self._model.frontend.adapted(self._model.model, unasked))
 
     def unknown(self, name: str) -> ModelNotFoundError:
-        known = ", ".join(map(format_value, self.names()))
+        adapters = [adapter.name for adapter in self._model.adapters.all()]
+        listed = (*self.names(), *adapters[:_LISTED])
+        known = ", ".join(map(format_value, listed)) + (", …" if len(adapters) > _LISTED else "")
         message = f"The model {format_value(name)} is not served here; available: {known}."
         return ModelNotFoundError(message, param="model", code="model_not_found")
 

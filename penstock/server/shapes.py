@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticKnownError
@@ -146,6 +146,15 @@ Choice = Annotated[str | dict[str, Any], WithJsonSchema(_CHOICE)]
 _CALLED: dict[str, Any] = {"anyOf": [{"enum": ["auto", "none", "required", "any"]}, an_object({"name": STRING})]}
 FunctionCall = Annotated[str | dict[str, Any], WithJsonSchema(_CALLED)]
 """The same of functions, as it was before there were tools."""
+
+
+class ResponseFormat(BaseModel):
+    """The wished form of the answer; see `server.structured`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
+
+
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _LAYOUTS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 StructuredOutputs = Annotated[

@@ -47,7 +47,12 @@ def models_router(context: ServerContext) -> APIRouter:
             return await _of_host(context.models.host)
         (model,) = context.models.all()
         length, others = model.max_model_len(), [name for name in context.models.names() if name != model.model]
-        return [_Listed(model.model, length, {}), *(_Listed(name, length, {"root": model.model}) for name in others)]
+        adapters = (
+            _Listed(one.name, length, {"parent": model.model, "adapter": {"id": one.number, "rank": one.rank}})
+            for one in model.adapters.all()
+        )
+        aliases = (_Listed(name, length, {"root": model.model}) for name in others)
+        return [_Listed(model.model, length, {}), *aliases, *adapters]
 
     async def models(request: Request) -> Response:
         found = await all_models()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -11,8 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from penstock import __version__
-from penstock.config.errors import RequestError
-from penstock.server.body import read_body, read_query, translated
+from penstock.server.body import read_body, read_query
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.llama_server.schema import LlamaSampling, PropsBody
 from penstock.server.dialects.llama_server.translate import sampling_of, settings_of, unsupported
@@ -21,18 +18,7 @@ from penstock.server.document import asks, gives, takes
 from penstock.server.encoding import json_response
 from penstock.server.errors import not_ready
 from penstock.server.shapes import Query
-from penstock.server.strict_json import parse_json
 
-_ADAPTERS: Mapping[str, Any] = MappingProxyType(
-    {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"type": "array", "maxItems": 0}}},
-        },
-        **gives("application/json"),
-    }
-)
-_NO_ADAPTERS = "This server has no adapters; send an empty list, or serve a model that an adapter was merged into."
 _NO_SLOT_FILES = (
     "Slots are not saved, restored or erased here: every request finds what others have computed of its prompt, and "
     "what is used least goes first. Leave the call out."
@@ -90,25 +76,6 @@ def add_about(router: APIRouter, context: ServerContext) -> None:
     @router.post("/slots/{id_slot}", summary="Save, restore or erase a slot", openapi_extra=gives("application/json"))
     async def slot_action(request: Request, id_slot: str) -> Response:
         raise unsupported(_NO_SLOT_FILES)
-
-    @router.get("/lora-adapters", summary="List the adapters", openapi_extra=gives("application/json"))
-    async def adapters(request: Request) -> Response:
-        return json_response([])
-
-    @router.post("/lora-adapters", summary="Scale the adapters", openapi_extra=dict(_ADAPTERS))
-    async def scale_adapters(request: Request) -> Response:
-        given = await translated(request, _listed, await request.body())
-        if given:
-            raise RequestError(_NO_ADAPTERS, code="unsupported_parameter")
-        return json_response({"success": True})
-
-
-def _listed(raw: bytes) -> Any:
-    """A body that is a list."""
-    given = parse_json(b'{"adapters":' + raw + b"}")["adapters"]
-    if not isinstance(given, list):
-        raise RequestError("The body must be a list of adapters, each with id and scale.", code="invalid_value")
-    return given
 
 
 def _props(model: ModelContext, context: ServerContext) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def llama_server_router(context: ServerContext) -> APIRouter:
         make: Callable[[_Body, Frontend], list[GenerationRequest]],
     ) -> Response:
         body = await read_body(request, kind, any_type="origin" not in request.headers)
-        model = await context.model(request, body.model, events=body.stream)
+        model = await context.model(request, body.model, events=body.stream, lora=body.lora)
         model.require_ready()
         frontend = model.frontend
         prompts = []

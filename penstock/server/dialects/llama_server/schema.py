@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from penstock.config import limits
+from penstock.server.adapter_fields import AdapterBody
 from penstock.server.biases import Biases
 from penstock.server.mixed_prompts import MixedPrompts
 from penstock.server.sampler_fields import SamplerBody
@@ -21,7 +22,7 @@ Stops = Annotated[
 ]
 
 
-class LlamaSampling(SamplerBody):
+class LlamaSampling(SamplerBody, AdapterBody):
     """How tokens are chosen, and what is told of them."""
 
     model_config = ConfigDict(extra="ignore")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from penstock.config import limits
+from penstock.server.adapter_fields import AdapterBody
 from penstock.server.ending import EndingBody
 from penstock.server.sampler_fields import SamplerBody
 from penstock.server.sampling import AnyAlternatives, HintedBody, MaxTokens
@@ -19,6 +20,7 @@ from penstock.server.shapes import (
     Name,
     Objects,
     Prompt,
+    ResponseFormat,
     Strings,
     StructuredOutputs,
     TokenIds,
@@ -36,14 +38,7 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(BaseModel):
-    """The wished form of the answer; see `server.structured`."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
-
-
-class Sampling(SamplerBody, HintedBody, CutBody, EndingBody, WebuiBody):
+class Sampling(SamplerBody, AdapterBody, HintedBody, CutBody, EndingBody, WebuiBody):
     """Fields that chat and text completions share."""
 
     stream_options: StreamOptions | None = None

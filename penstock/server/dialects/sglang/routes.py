@@ -39,7 +39,7 @@ def sglang_router(context: ServerContext) -> APIRouter:
     router, running = APIRouter(), RunningReplies()
 
     async def answer(request: Request, body: SglangBody) -> Response:
-        model = await context.model(request, body.model, events=body.stream)
+        model = await context.model(request, body.model, events=body.stream, adapter=body.lora_path)
         model.require_ready()
         frontend = model.frontend
         with param_names(SENT if body.text is not None else {**SENT, "prompt": "input_ids"}):

@@ -101,6 +101,7 @@ class _Given(Exact):
     text: Texts = None
     input_ids: Ids = None
     rid: Name | Annotated[list[Name], _MANY_PARAMS] | None = None
+    lora_path: Annotated[str, Field(max_length=limits.MAX_MODEL_NAME_CHARS)] | None = None
     model: str | None = None
 
 

@@ -31,7 +31,8 @@ async def tgi_answer(
     request: Request, context: ServerContext, body: TgiBody, *, stream: bool, listed: bool = False
 ) -> Response:
     """The answer to a body: events, or one object, in a list of its own where it is `listed`."""
-    model = await context.model(request, body.model, events=stream)
+    adapter = body.parameters.adapter_id if body.parameters else None
+    model = await context.model(request, body.model, events=stream, adapter=adapter)
     model.require_ready()
     frontend = model.frontend
     with param_names(SENT):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.shapes import STRING, Loose, StopString, an_object, nothing_but, or_null
+from penstock.server.shapes import STRING, Loose, StopString, an_object, or_null
 
 Above = Annotated[float, Field(gt=0, le=1)]
 _SCHEMA: dict[str, Any] = {"anyOf": [{"type": "object"}, STRING]}
@@ -41,7 +41,7 @@ class TgiParameters(Loose):
     seed: Annotated[int, Field(ge=0, le=limits.MAX_SEED)] | None = None
     top_n_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)] | None = None
     grammar: Annotated[dict[str, Any] | None, WithJsonSchema(or_null(_GRAMMAR))] = None
-    adapter_id: Annotated[Any, nothing_but("")] = None
+    adapter_id: Annotated[str, Field(max_length=limits.MAX_MODEL_NAME_CHARS)] | None = None
 
 
 class TgiBody(Loose):

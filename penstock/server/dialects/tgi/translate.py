@@ -14,10 +14,9 @@ from penstock.config.errors import ParameterError
 from penstock.config.sampling import SamplingParams
 from penstock.core.request import GenerationRequest
 from penstock.server.dialects.tgi.schema import TgiBody, TgiParameters
-from penstock.server.errors import bad_value, refuse_unavailable
+from penstock.server.errors import bad_value
 from penstock.server.structured import schema_grammar
 
-_UNAVAILABLE = {"adapter_id": (("",), "This server has no adapters; leave it out.")}
 _SAME = ("temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "watermark")
 _DRAWS = {"temperature": 1.0, "top_p": 1.0, "typical_p": 1.0}  # at any other value, tokens are drawn
 _SEED_BITS = 53  # what every JSON reader can hold
@@ -68,7 +67,6 @@ def tgi_call(body: TgiBody, defaults: Mapping[str, Any], *, stream: bool) -> Tgi
         RequestError: a value or a combination that is not served.
     """
     given = body.parameters or TgiParameters(do_sample=True)  # without any parameters TGI draws
-    refuse_unavailable(given, _UNAVAILABLE)
     sampled = bool(given.do_sample or given.top_k)
     sampled = sampled or any(getattr(given, name) not in (None, value) for name, value in _DRAWS.items())
     best_of = given.best_of if given.best_of != 1 else None

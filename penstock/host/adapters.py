@@ -1,0 +1,169 @@
+"""The adapters of a server's model by their names: which files each stands for, and how much of it counts unasked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.config.adapters import MOST_ADAPTERS, AdapterUse
+from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError, format_value
+from penstock.weights.adapters.open import adapter_digest, open_adapter
+
+MOST_NAMES = 100_000
+MOST_NAME_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    """An adapter that requests may name.
+
+    Attributes:
+        name: as a model's.
+        number: by which llama-server's clients name it, in order of coming.
+        use: its content.
+        rank: the largest of its ranks.
+        scale: how much of it counts in answers of the model itself.
+    """
+
+    name: str
+    number: int
+    use: AdapterUse
+    rank: int
+    scale: float = 0.0
+
+
+class AdapterNames:
+    """All of them. Belongs to the event loop of its server, but for `read`."""
+
+    def __init__(self, modules: Sequence[str] = (), always: Sequence[str] = (), taken: Iterable[str] = ()) -> None:
+        """`modules` as `--lora-modules` has them, `always` as `--lora`; names of models are `taken`.
+
+        Raises:
+            ConfigError: one is not written so, or has no adapter there.
+        """
+        self._taken = frozenset(taken)
+        self._named: dict[str, NamedAdapter] = {}
+        self._numbers = 0
+        known: dict[str, tuple[str, int]] = {}
+        asked = [("--lora-modules", module, *_module(module), 0.0) for module in modules]
+        asked += [("--lora", given, *_always(given)) for given in always]
+        for flag, given, name, path, scale in asked:
+            try:
+                known[path] = known.get(path) or read_adapter(path)
+                self._named[name] = replace(self.add(name, path, *known[path]), scale=scale)
+            except (CheckpointError, RequestError) as error:
+                raise ConfigError(f"{flag} {given}: {error}") from None
+        if len(self.unasked()) > MOST_ADAPTERS:
+            raise ConfigError(f"--lora names {len(self.unasked())} adapters; at most {MOST_ADAPTERS} count together.")
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def all(self) -> Sequence[NamedAdapter]:
+        """Every adapter, in order of coming."""
+        return tuple(self._named.values())
+
+    def find(self, name: str) -> NamedAdapter | None:
+        """The adapter of that name."""
+        return self._named.get(name)
+
+    def add(self, name: str, path: str, digest: str, rank: int, *, again: bool = False) -> NamedAdapter:
+        """Gives an adapter that was read a name; `again`: in the place of one that has it.
+
+        Raises:
+            RequestError: the name is taken, or cannot be one.
+        """
+        self.check(name, again=again)
+        before = self._named.get(name)
+        number = self._numbers if before is None else before.number
+        self._numbers += before is None
+        added = self._named[name] = NamedAdapter(name, number, AdapterUse(digest, path), rank)
+        return added
+
+    def check(self, name: str, *, again: bool = False) -> None:
+        """Raises RequestError where a name cannot be given."""
+        if not 0 < len(name) <= MOST_NAME_CHARS or not name.isprintable():
+            raise ParameterError("lora_name", name, f"1 to {MOST_NAME_CHARS} printable characters")
+        if name in self._taken or (name in self._named and not again):
+            told = "send load_inplace: true to take its place" if name in self._named else "it is the model's"
+            message = f"The name {format_value(name)} is in use; {told}."
+            raise RequestError(message, param="lora_name", code="name_taken")
+        if len(self._named) >= MOST_NAMES:
+            raise RequestError(f"There are {MOST_NAMES} adapters; unload some.", param="lora_name", code="too_many")
+
+    def remove(self, name: str) -> bool:
+        """Forgets a name; what runs goes on. Whether there was one."""
+        return self._named.pop(name, None) is not None
+
+    def unasked(self) -> tuple[AdapterUse, ...]:
+        """What answers of the model itself are made with."""
+        return tuple(replace(one.use, weight=one.scale) for one in self._named.values() if one.scale)
+
+    def weighted(self, scales: Iterable[tuple[int, float]], param: str) -> tuple[AdapterUse, ...]:
+        """Adapters by their numbers, with these weights; those at 0 are left out.
+
+        Raises:
+            ParameterError: a number or weight is none, or there are too many.
+        """
+        by_number = {one.number: one for one in self._named.values()}
+        chosen: dict[int, AdapterUse] = {}
+        for number, scale in scales:
+            if number not in by_number:
+                known = ", ".join(map(str, list(by_number)[:20])) or "there are none"
+                raise ParameterError(f"{param}.id", number, f"the id of an adapter ({known})")
+            if not math.isfinite(scale):
+                raise ParameterError(f"{param}.scale", scale, "a finite number")
+            chosen[number] = replace(by_number[number].use, weight=scale)
+        found = tuple(use for use in chosen.values() if use.weight)
+        if len(found) > MOST_ADAPTERS:
+            raise ParameterError(param, f"{len(found)} adapters", f"at most {MOST_ADAPTERS} that count")
+        return found
+
+    def scale(self, scales: Iterable[tuple[int, float]], param: str) -> None:
+        """Sets how much adapters count unasked; those that are not named count nothing. Raises as `weighted`."""
+        given = list(scales)
+        self.weighted(given, param)
+        wanted = dict(given)
+        self._named = {name: replace(one, scale=wanted.get(one.number, 0.0)) for name, one in self._named.items()}
+
+
+def read_adapter(path: str) -> tuple[str, int]:
+    """The digest and the largest rank of the adapter at a path. Reads all of it: not for an event loop.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    adapter = open_adapter(path)
+    return adapter_digest(path), adapter.rank
+
+
+def _module(text: str) -> tuple[str, str]:
+    """Name and path of `name=path`, or of vLLM's JSON."""
+    if text.startswith("{"):
+        try:
+            given = json.loads(text)
+            name, path = given["name"], given["path"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            name = path = None
+    else:
+        name, found, path = text.partition("=")
+        path = path if found else None
+    if not (isinstance(name, str) and isinstance(path, str) and name and path):
+        raise ConfigError(f'--lora-modules is {text!r}; allowed: name=path, or {{"name": …, "path": …}}.')
+    return name, str(Path(path).expanduser())
+
+
+def _always(text: str) -> tuple[str, str, float]:
+    """Name, path and scale of `path` or `path:scale`."""
+    path, found, scale = text.rpartition(":")
+    try:
+        counts = float(scale) if found else 1.0
+    except ValueError:
+        path, counts = text, 1.0
+    path = str(Path(path if found and path else text).expanduser())
+    if not math.isfinite(counts):
+        raise ConfigError(f"--lora is {text!r}; allowed: path, or path:scale with a finite number.")
+    return Path(path).stem, path, counts

@@ -1,0 +1,179 @@
+"""Adapters that come and go while their model is served, as vLLM, SGLang and llama-server have it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from penstock.config.adapters import AdapterUse
+from penstock.config.errors import CheckpointError, RequestError, format_value
+from penstock.config.sampling import SamplingParams
+from penstock.core.request import GenerationRequest
+from penstock.host.adapters import MOST_NAME_CHARS, AdapterNames, read_adapter
+from penstock.server.adapter_fields import MOST_SCALES, AdapterScale
+from penstock.server.auth import AdminKeys, owner_of
+from penstock.server.body import read_body, translated, validate
+from penstock.server.context import ModelContext, ServerContext
+from penstock.server.document import gives, takes
+from penstock.server.encoding import json_response
+from penstock.server.errors import HttpError
+from penstock.server.shapes import Exact, Loose
+from penstock.server.strict_json import parse_json
+
+_PATH_CHARS = 4096
+_TRIED = SamplingParams(temperature=0.0, max_tokens=1)
+_Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)]
+
+
+class LoadAdapterBody(Loose):
+    """POST /v1/load_lora_adapter and /load_lora_adapter."""
+
+    lora_name: _Name
+    lora_path: Annotated[str, Field(min_length=1, max_length=_PATH_CHARS)]
+    load_inplace: bool = False
+
+
+class UnloadAdapterBody(Loose):
+    """POST /v1/unload_lora_adapter and /unload_lora_adapter."""
+
+    lora_name: _Name
+
+
+class AdapterScales(Exact):
+    """POST /lora-adapters, whose body is the list: adapters that are not in it count nothing."""
+
+    adapters: Annotated[list[AdapterScale], Field(max_length=MOST_SCALES)]
+
+
+ADAPTER_BODIES = (LoadAdapterBody, UnloadAdapterBody, AdapterScale)
+_LIST = {"type": "array", "maxItems": MOST_SCALES, "items": {"$ref": "#/components/schemas/AdapterScale"}}
+_SCALES: Mapping[str, Any] = MappingProxyType(
+    {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _LIST}}},
+        **gives("application/json"),
+    }
+)
+
+
+class _Adapters:
+    """What these routes do, for those who may."""
+
+    def __init__(self, context: ServerContext, keys: AdminKeys) -> None:
+        self._context, self._keys = context, keys
+
+    def model(self, request: Request) -> ModelContext:
+        """The one model whose adapters these are, for an administrator.
+
+        Raises:
+            HttpError: 403 for others; 501 where there are several models or HTTP processes.
+        """
+        self._keys.check_admin(request.headers)
+        if self._context.models.host is not None:
+            told = "A server of several models has no adapters; start one of their model alone."
+            raise HttpError(501, f"{request.url.path} is not available here. {told}", code="not_available")
+        if self._context.siblings is not None:
+            told = "Several HTTP processes would have to know; name adapters at the start: --lora-modules name=path."
+            raise HttpError(501, f"{request.url.path} is not available here. {told}", code="not_available")
+        (model,) = self._context.models.all()
+        return model
+
+    async def load(self, request: Request, body: LoadAdapterBody) -> AdapterNames:
+        """Reads an adapter, has the engine answer with it once, and gives it its name."""
+        model = self.model(request)
+        model.require_ready()
+        try:
+            digest, rank = await asyncio.to_thread(read_adapter, body.lora_path)
+        except CheckpointError as error:
+            raise RequestError(str(error), param="lora_path", code="adapter_unusable") from error
+        names, again = model.adapters, body.load_inplace
+        names.check(body.lora_name, again=again)
+        await self._try(request, model, body.lora_name, AdapterUse(digest, body.lora_path))
+        names.add(body.lora_name, body.lora_path, digest, rank, again=again)
+        return names
+
+    async def unload(self, request: Request, body: UnloadAdapterBody) -> AdapterNames:
+        """Forgets a name; answers that are being written go on."""
+        names = self.model(request).adapters
+        if not names.remove(body.lora_name):
+            message = f"There is no adapter {format_value(body.lora_name)} here; GET /v1/models lists those there are."
+            raise HttpError(404, message, param="lora_name", code="adapter_not_found")
+        return names
+
+    async def _try(self, request: Request, model: ModelContext, name: str, use: AdapterUse) -> None:
+        """Refuses what the engine cannot use: of another model, or too large. Models that only pool are not asked."""
+        if not model.frontend.text.pooling.generates:
+            return
+        frontend = model.frontend.adapted(name, (use,))
+        asked = GenerationRequest(uuid.uuid4().hex, _TRIED, prompt_ids=(0,), owner=owner_of(request))
+        answer = await frontend.generate(asked)
+        try:
+            async for _ in answer:
+                pass
+        finally:
+            await answer.aclose()
+
+
+def adapters_router(context: ServerContext, keys: AdminKeys) -> APIRouter:
+    """vLLM's and SGLang's routes."""
+    router, adapters = APIRouter(), _Adapters(context, keys)
+
+    @router.post("/v1/load_lora_adapter", summary="Load an adapter", openapi_extra=takes(LoadAdapterBody, "text/plain"))
+    async def load(request: Request) -> Response:
+        body = await read_body(request, LoadAdapterBody)
+        await adapters.load(request, body)
+        return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
+
+    @router.post(
+        "/v1/unload_lora_adapter", summary="Unload an adapter", openapi_extra=takes(UnloadAdapterBody, "text/plain")
+    )
+    async def unload(request: Request) -> Response:
+        body = await read_body(request, UnloadAdapterBody)
+        await adapters.unload(request, body)
+        return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
+
+    @router.post("/load_lora_adapter", summary="Load an adapter", openapi_extra=takes(LoadAdapterBody))
+    async def load_as_sglang(request: Request) -> Response:
+        return _loaded(await adapters.load(request, await read_body(request, LoadAdapterBody)))
+
+    @router.post("/unload_lora_adapter", summary="Unload an adapter", openapi_extra=takes(UnloadAdapterBody))
+    async def unload_as_sglang(request: Request) -> Response:
+        return _loaded(await adapters.unload(request, await read_body(request, UnloadAdapterBody)))
+
+    _add_llama(router, context, adapters)
+    return router
+
+
+def _loaded(names: AdapterNames) -> Response:
+    return json_response({"success": True, "loaded_adapters": {one.name: one.name for one in names.all()}})
+
+
+def _add_llama(router: APIRouter, context: ServerContext, adapters: _Adapters) -> None:
+    @router.get("/lora-adapters", summary="List the adapters", openapi_extra=gives("application/json"))
+    async def listed() -> Response:
+        models: Sequence[ModelContext] = () if context.models.host is not None else context.models.all()
+        found = [one for model in models for one in model.adapters.all()]
+        return json_response([{"id": one.number, "path": one.name, "scale": one.scale} for one in found])
+
+    @router.post("/lora-adapters", summary="Scale the adapters", openapi_extra=dict(_SCALES))
+    async def scale(request: Request) -> Response:
+        raw = await request.body()
+        given = await translated(request, lambda: validate(AdapterScales, _listed(raw)))
+        pairs = [(one.id, one.scale) for one in given.adapters]
+        if pairs or context.models.host is None:
+            adapters.model(request).adapters.scale(pairs, "scales")
+        return json_response({"success": True})
+
+
+def _listed(raw: bytes) -> dict[str, Any]:
+    """A body that is a list, as one that has it."""
+    found = parse_json(b'{"adapters":' + raw + b"}")
+    if not isinstance(found["adapters"], list):
+        raise RequestError("The body must be a list of adapters, each with id and scale.", code="invalid_value")
+    return {"adapters": found["adapters"]}
