@@ -52,7 +52,7 @@ class AdapterLoader:
             target = self._targets.get(own)
             if target is None:
                 raise CheckpointError(
-                    f"the adapter {use.path} changes {quoted(name)}, which this model has not, or which adapters "
+                    f"the adapter {use.path} changes {quoted(name)}, which this model does not have, or which adapters "
                     f"cannot change here. It was made for {quoted(adapter.base or 'a model that it does not name')}."
                 )
             made += self._entries(use, own, target, change)
@@ -84,7 +84,6 @@ class AdapterLoader:
     def _values(self, use: AdapterUse, tensor: StoredTensor, kind: torch.dtype) -> Tensor:
         values = dequantize(tensor, kind)
         if not bool(torch.isfinite(values).all()):
-            raise CheckpointError(
-                f"the adapter {use.path} has values in {quoted(tensor.info.name)} that are no numbers."
-            )
+            name = quoted(tensor.info.name)
+            raise CheckpointError(f"the adapter {use.path} has values in {name} that are no finite numbers.")
         return values

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.config.adapters import MOST_ADAPTERS, AdapterUse
-from penstock.config.errors import ConfigError, ParameterError, PenstockError, RequestError
+from penstock.config.errors import CheckpointError, ParameterError, PenstockError, RequestError
 from penstock.core.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class AdapterRoom:
         """Has slots hold these adapters.
 
         Raises:
-            PenstockError: one that had to be read again cannot be.
+            CheckpointError: one that had to be read again cannot be.
         """
         for slot, use in wanted:
             held = self._placed.get(slot)
@@ -118,11 +119,17 @@ class AdapterRoom:
             self._thread.shutdown(cancel_futures=True)
 
     def _read(self, use: AdapterUse) -> Loaded:
+        """Raises CheckpointError for what cannot be read or is too large; clients learn no path by it."""
         assert self._load is not None
-        loaded, most = self._load(use), self._most_bytes // self._slots
+        most = self._most_bytes // self._slots
+        name = PurePath(use.path).name
+        try:
+            loaded = self._load(use)
+        except PenstockError as error:
+            raise CheckpointError(str(error).replace(use.path, name)) from error
         if (size := _bytes(loaded)) > most:
-            raise ConfigError(
-                f"the adapter {use.path} takes {size:,} bytes, but each has room for {most:,}; start with a larger "
+            raise CheckpointError(
+                f"the adapter {name} takes {size:,} bytes, but each has room for {most:,}; start with a larger "
                 "--max-lora-rank."
             )
         return loaded

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.config.adapters import AdapterUse
 from penstock.config.errors import ParameterError
 from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
@@ -107,7 +108,7 @@ def test_plans_results_and_requests_survive_encoding() -> None:
     result = StepResult(7, rows, (Proposal(0, (5, 6), (-1, -1)),), (9, 8), (8,), StepTimings(1.0, 2.0, 3.0))
     facts = RequestFacts("tenant", "batch", 1e9, "trace")
     request = EngineRequest(
-        "id", (1, 2), params, adapter=1, adapter_digest="d", speculate=3, media=(MediaSpan("m", 0, 2),),
+        "id", (1, 2), params, adapters=(AdapterUse("d", "p", 0.5),), speculate=3, media=(MediaSpan("m", 0, 2),),
         encoder=EncoderInput("e", 9), facts=facts,
     )  # fmt: skip
     output = EngineOutput("id", 0, (1,), (scored,), (), FinishReason.STOP, None, 3)

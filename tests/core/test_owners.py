@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.config.adapters import AdapterUse
 from penstock.config.errors import RequestError
 from penstock.core.request import PUBLIC, EngineRequest
 from penstock.engine.loop import Engine
+from penstock.runtime.adapters import AdapterRoom
 from tests.core.harness import expected_tokens, null_engine, request, run
 
 SYSTEM = tuple(range(16))
@@ -118,12 +120,14 @@ def test_several_pinned_prompts_that_begin_alike() -> None:
 
 def test_adapters_have_public_prefixes_of_their_own() -> None:
     engine = pinned_engine(SYSTEM)
-    assert cached(engine, replace(owned("a", (*SYSTEM, 40), "one"), adapter=1, adapter_digest="d")) == 0
+    engine.adapters = AdapterRoom(lambda use: (), 1, 1)
+    engine.adapters.place(((1, AdapterUse("d", "here")),))
+    assert cached(engine, replace(owned("a", (*SYSTEM, 40), "one"), adapters=(AdapterUse("d", "here"),))) == 0
     assert cached(engine, replace(owned("b", (*SYSTEM, 40), "one"), cache_salt="s")) == 16
-    moved = replace(owned("c", (*SYSTEM, 40), "one"), adapter=2, adapter_digest="d")
-    assert cached(engine, moved) == 16, "the adapter's content names the space, not the slot it has"
-    with pytest.raises(ValueError, match="no digest"):
-        replace(moved, adapter_digest="")
+    moved = replace(owned("c", (*SYSTEM, 40), "one"), adapters=(AdapterUse("d", "there"),))
+    assert cached(engine, moved) == 16, "the adapter's content names the space, not where it lies"
+    half = replace(moved, request_id="d", adapters=(AdapterUse("d", "here", 0.5),))
+    assert cached(engine, half) == 0, "how much of it counts is a part of that"
 
 
 def test_what_pinned_prompts_leave_no_room_for_is_refused_and_not_queued_for_ever() -> None:

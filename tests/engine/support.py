@@ -15,11 +15,14 @@ from penstock.config.errors import EngineDeadError
 from penstock.config.options import SchedulerOptions
 from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
+from penstock.core.policies.adapters import AdapterGate
+from penstock.core.policies.order import default_gates
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo, Outputs
 from penstock.engine.loop import Engine
+from penstock.runtime.adapters import AdapterRoom
 from penstock.runtime.null_runner import NullRunner
 from penstock.structured.manager import StructuredOutputManager
 
@@ -27,6 +30,8 @@ VOCAB = 4096
 POISON = VOCAB + 1  # no prompt of `request` has it
 GROUPS = (CacheGroup(CacheKind.FULL, None, (0,), 2),)
 _ids = itertools.count()
+
+ADAPTER_SLOTS = 2
 
 
 def null_engine(
@@ -41,7 +46,9 @@ def null_engine(
     info = EngineInfo(
         "null", "", "Null", max_model_len, VOCAB, 16, num_blocks, 64, 512, "float32", "cpu", "exact"
     )  # fmt: skip
-    return Engine(Scheduler(options, GROUPS), runner, structured), info
+    room = AdapterRoom(lambda use: (), ADAPTER_SLOTS, 1)
+    scheduler = Scheduler(options, GROUPS, gates=(*default_gates(), AdapterGate(ADAPTER_SLOTS)))
+    return Engine(scheduler, runner, structured, adapters=room), info
 
 
 def request(

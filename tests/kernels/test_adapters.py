@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.config.adapters import MOST_ADAPTERS
 from penstock.config.errors import ConfigError
 from penstock.kernels.adapters import (
-    MOST_ADAPTERS,
     Adapted,
     AdapterSlots,
     ExpertAdapters,

@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.config.adapters import AdapterUse
 from penstock.config.options import SchedulerOptions
 from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
+from penstock.core.policies.adapters import AdapterGate
+from penstock.core.policies.order import default_gates
 from penstock.core.protocol import CacheOp, CacheOpKind, TokenLogprobs
 from penstock.core.request import EngineRequest
 from penstock.core.scheduler import Scheduler
@@ -31,10 +34,11 @@ from penstock.layers.norm import RmsNorm
 from penstock.layers.rotary import RopeParameters, Rotary
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer
+from penstock.runtime.adapters import AdapterRoom, Loaded
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import EagerExecutor, make_executor
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.runner import ModelRunner
+from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from tests.models import tiny
 
@@ -62,9 +66,11 @@ class Mixer(Layer):
         self.taps, self.bias = drawn(11, 4, self.conv_width) * 3, drawn(12, self.conv_width)
         self.a, self.dt_bias = -drawn(13, HEADS).exp(), drawn(14, HEADS)
         self.scale = torch.ones(INNER)
-        (adapters,) = dict(self.output.make_adapters(kernels, 3, 8)).values()
-        for slot in (1, 2):
-            adapters.fill(slot, drawn(20 + slot, 4 * slot, INNER), drawn(30 + slot, HIDDEN, 4 * slot), 2.0)
+        (self.adapters,) = dict(self.output.make_adapters(kernels, 3, 8)).values()
+
+    def adapter(self, number: int) -> Loaded:
+        """The first or the second adapter, for a slot."""
+        return self.adapters.entries(drawn(20 + number, 4 * number, INNER), drawn(30 + number, HIDDEN, 4 * number), 2.0)
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         ops, (tail, memory), rows = self.kernels, step.caches[self.index].state, step.state_rows
@@ -133,16 +139,23 @@ def make_engine(
         executor = make_executor(model, memory.caches, 64, ROWS)
         assert executor.describe.startswith("recorded: "), executor.describe
     builder = BatchBuilder(len(groups), ROWS, 128 // BLOCK, BLOCK, torch.device("cpu"))
-    runner = ModelRunner(executor, memory, Sampler(VOCAB, ROWS, model.kernels.sampling()), builder)
+    mixers = [block.attention for block in model.blocks if isinstance(block.attention, Mixer)]
+    room = AdapterRoom(
+        lambda use: tuple(entry for mixer in mixers for entry in mixer.adapter(len(use.digest))), 2, 2**20
+    )
+    sampler = Sampler(VOCAB, ROWS, model.kernels.sampling())
+    runner = ModelRunner(executor, memory, sampler, builder, Collaborators(adapters=room))
     options = SchedulerOptions(
         ROWS, 64, 128, BLOCK, counts, True, "fcfs", depth, chunk, recurrent=True, checkpoints=checkpoints
     )
-    return Engine(Scheduler(options, groups), runner), memory
+    scheduler = Scheduler(options, groups, gates=(*default_gates(), AdapterGate(2)))
+    return Engine(scheduler, runner, adapters=room), memory
 
 
 def ask(name: str, prompt: tuple[int, ...], adapter: int = 0, tokens: int = 12, n: int = 1) -> EngineRequest:
     params = SamplingParams(temperature=0.9, max_tokens=tokens, logprobs=3, n=n)
-    return EngineRequest(name, prompt, params, seed=5, adapter=adapter, adapter_digest="d" * adapter)
+    adapters = (AdapterUse("d" * adapter, "nowhere"),) if adapter else ()
+    return EngineRequest(name, prompt, params, seed=5, adapters=adapters)
 
 
 Answers = dict[tuple[str, int], list[TokenLogprobs]]
@@ -151,6 +164,8 @@ Answers = dict[tuple[str, int], list[TokenLogprobs]]
 def finish(engine: Engine, between: Callable[[], None] = lambda: None) -> Answers:
     answers: Answers = {}
     while engine.has_work:
+        for request, refused in engine.adapters.ready():
+            assert refused is None and engine.add(request)
         for output in engine.step():
             assert output.error is None
             answers.setdefault((output.request_id, output.sequence), []).extend(output.logprobs)
