@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from torch import Tensor
+
+from penstock.kernels.adapters import AdapterSlots, LowRank
 from penstock.kernels.api import KernelSet
-from penstock.layers.linear import ProjectionAdapters
+from penstock.layers.linear import AdapterTarget
 from penstock.layers.weight import Layer
 
 
@@ -14,18 +18,32 @@ from penstock.layers.weight import Layer
 class Adaptable(Protocol):
     """A layer with projections that adapters can change."""
 
-    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, ProjectionAdapters]]:
+    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, AdapterTarget]]:
         """Makes slots and has the layer use them; each with the name under which checkpoints have the projection."""
 
 
-def add_adapters(model: Layer, kernels: KernelSet, slots: int, max_rank: int) -> Mapping[str, ProjectionAdapters]:
+def add_adapters(model: Layer, kernels: KernelSet, slots: int, max_rank: int) -> Mapping[str, AdapterTarget]:
     """Gives a model slots 1 … slots - 1 for adapters of up to `max_rank`, before its steps are recorded.
 
     Returns:
         What fills them, by the checkpoint name of the projection (without `.weight`).
     """
-    found: dict[str, ProjectionAdapters] = {}
+    found: dict[str, AdapterTarget] = {}
     for layer in model.walk():
         if isinstance(layer, Adaptable):
-            found.update(layer.make_adapters(kernels, slots, max_rank))
+            for name, target in layer.make_adapters(kernels, slots, max_rank):
+                found[name] = _Together((found[name], target)) if name in found else target
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """The adapters of a matrix of which several weights have rows."""
+
+    targets: tuple[AdapterTarget, ...]
+
+    def entries(
+        self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None
+    ) -> tuple[tuple[AdapterSlots, LowRank], ...]:
+        """As AdapterTarget."""
+        return tuple(entry for target in self.targets for entry in target.entries(down, up, scale, columns))

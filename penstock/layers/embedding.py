@@ -50,6 +50,8 @@ class Embedding(Layer):
         self.weight = weight
         self.scale = scale
         self.projection = projection
+        if projection is not None:
+            projection.knows_tokens = False
         self.positions = positions
         self.types = types
         self.norm = norm

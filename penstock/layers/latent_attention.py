@@ -13,10 +13,11 @@ from functools import partial
 
 from torch import Tensor
 
+from penstock.config.errors import ConfigError
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
-from penstock.kernels.adapters import Adapted, PlacedAdapters
+from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters
 from penstock.kernels.api import KernelSet
-from penstock.layers.linear import Linear, ProjectionAdapters
+from penstock.layers.linear import AdapterTarget, Linear, ProjectionAdapters
 from penstock.layers.norm import RmsNorm
 from penstock.layers.rotary import Rotary, Temperature
 from penstock.layers.step import ForwardStep
@@ -112,7 +113,7 @@ class LatentAttention(Layer):
             return None, None
         return Adapted((self.adapters[0],), tokens), Adapted((self.adapters[1],), tokens)
 
-    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, ProjectionAdapters]]:
+    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, AdapterTarget]]:
         """Slots for adapters of the heads' matrices, under names of their own: `k_b_proj` [H, C, unrotated] and
 
         `v_b_proj` [H, value_dim, C]. An adapter of the merged matrix, B · A, is (Aᵀ, B_hᵀ) of a head's keys.
@@ -123,6 +124,7 @@ class LatentAttention(Layer):
         self.adapters = PlacedAdapters(keys), PlacedAdapters(values)
         yield f"{self.prefix}.k_b_proj", ProjectionAdapters(keys)
         yield f"{self.prefix}.v_b_proj", ProjectionAdapters(values)
+        yield f"{self.prefix}.kv_b_proj", _MergedAdapters(keys, values, options)
 
     def _part(
         self, kernels: KernelSet, prefix: str, name: str, shape: tuple[int, int], take: Callable[[Tensor], Tensor]
@@ -149,3 +151,26 @@ class LatentAttention(Layer):
         """The same → [H, value_dim, C]."""
         heads = merged.view(self.options.num_heads, -1, self.options.latent)
         return heads[:, self.options.unrotated :].contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class _MergedAdapters:
+    """The adapters of the matrix that expands latents to all heads' keys and values."""
+
+    keys: AdapterSlots
+    values: AdapterSlots
+    options: LatentOptions
+
+    def entries(
+        self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None
+    ) -> tuple[tuple[AdapterSlots, LowRank], ...]:
+        """As AdapterTarget: cut by heads; of keys transposed, as queries are multiplied with them."""
+        options, heads, rank = self.options, self.options.num_heads, len(down)
+        if columns is not None:
+            raise ConfigError("an adapter is DoRA of kv_b_proj, which is not served; take one of LoRA.")
+        if len(up) != heads * (options.unrotated + options.value_dim):
+            raise ConfigError(f"an adapter changes {len(up)} outputs of kv_b_proj; take one made for this model.")
+        of_heads = up.view(heads, -1, rank)
+        keys, values = of_heads[:, : options.unrotated], of_heads[:, options.unrotated :]
+        of_keys = self.keys.prepared(keys.transpose(1, 2), down.T.expand(heads, -1, -1), scale)
+        return (self.keys, of_keys), (self.values, self.values.prepared(down.expand(heads, -1, -1), values, scale))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.config.errors import ConfigError
 from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters
 from penstock.kernels.api import KernelSet
 from penstock.layers.step import ForwardStep
@@ -90,18 +91,56 @@ class ProjectionAdapters:
 
     def prepared(self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None) -> LowRank:
         """As AdapterSlots.prepared, with rows as the checkpoint has them."""
+        up, columns = self.ordered(up, columns)
+        return self.slots.prepared(down, up, scale, columns)
+
+    def ordered(self, up: Tensor, columns: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Rows and their factors in the order that the weight has."""
         if self.order is not None:
             up = up[..., torch.from_numpy(self.order), :]
             columns = None if columns is None else columns[..., torch.from_numpy(self.order)]
         if self.factor is not None:
             up = (up.float() * torch.as_tensor(self.factor, dtype=torch.float32).reshape(-1, 1)).to(up.dtype)
-        return self.slots.prepared(down, up, scale, columns)
+        return up, columns
 
     def entries(
         self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None
     ) -> tuple[tuple[AdapterSlots, LowRank], ...]:
         """As AdapterTarget."""
         return ((self.slots, self.prepared(down, up, scale, columns)),)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAdapters:
+    """The adapters of a matrix that a checkpoint may have in the place of several projections.
+
+    Attributes:
+        parts: those projections, by their places in the merged weight.
+        rows: which of the merged weight's rows the matrix gives, first and last plus one.
+        stored: the matrix.
+    """
+
+    parts: tuple[PlacedAdapters, ...]
+    rows: tuple[int, int]
+    stored: StoredRows
+
+    def entries(
+        self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None
+    ) -> tuple[tuple[AdapterSlots, LowRank], ...]:
+        """As AdapterTarget: the adapter cut by projections."""
+        if len(up) != self.stored.stored:
+            told = f"{len(up)} outputs of {self.stored.prefix}, which has {self.stored.stored}"
+            raise ConfigError(f"an adapter changes {told}; take an adapter that was made for this model.")
+        whole = ProjectionAdapters(self.parts[0].slots, self.stored.order, self.stored.factor)
+        up, columns = whole.ordered(up, columns)
+        found = []
+        for part in self.parts:
+            begin = part.offset - self.rows[0]
+            cut = slice(begin, begin + part.slots.outputs)
+            found.append(
+                (part.slots, part.slots.prepared(down, up[cut], scale, None if columns is None else columns[cut]))
+            )
+        return tuple(found)
 
 
 def _transposed(matrix: Tensor) -> Tensor:
@@ -126,7 +165,7 @@ class Linear(Layer):
         segment: int = 0,
     ) -> None:
         self._linear = kernels.linear
-        self._parts = tuple(StoredRows(*part) for part in parts)
+        self._parts, self._fused = tuple(StoredRows(*part) for part in parts), tuple(fused)
         self.weight = merged(parts, "weight", inputs, fused=fused)
         self.weight.segment, self.weight.packable = segment, kernels.packable
         self.weight.pack = partial(kernels.pack_linear, segment=segment) if segment else kernels.pack_linear
@@ -137,6 +176,7 @@ class Linear(Layer):
         self.bias = merged(parts, "bias", fused=fused) if bias else None
         self._adapter = kernels.adapter
         self.adapters: tuple[PlacedAdapters, ...] = ()
+        self.knows_tokens = True  # whose its rows are; else it has no adapters
 
     def __call__(self, x: Tensor, step: ForwardStep | None, residual: Tensor | None = None) -> Tensor:
         """x [T, inputs], residual [T, outputs] → [T, outputs], changed by the adapters of the step's tokens.
@@ -153,8 +193,10 @@ class Linear(Layer):
         tokens = step.adapters if self.adapters and step is not None else None
         return None if tokens is None else Adapted(self.adapters, tokens)
 
-    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, ProjectionAdapters]]:
-        """Slots for the adapters of each merged projection, under its checkpoint name."""
+    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, AdapterTarget]]:
+        """Slots for the adapters of each merged projection, under its checkpoint name; and of fused matrices."""
+        if not self.knows_tokens:
+            return
         inputs = self.weight.shape[1]
         offset = 0
         for part in self._parts:
@@ -163,6 +205,12 @@ class Linear(Layer):
             self.adapters = (*self.adapters, PlacedAdapters(made, offset))
             yield part.prefix, ProjectionAdapters(made, part.order, part.factor)
             offset += rows
+        begin = 0
+        for whole in self._fused:
+            end = begin + (whole.stored if whole.order is None else len(whole.order))
+            placed = tuple(part for part in self.adapters if begin <= part.offset < end)
+            yield whole.prefix, FusedAdapters(placed, (begin, end), whole)
+            begin = end
 
     @property
     def bias_value(self) -> Any:

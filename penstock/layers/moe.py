@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.kernels.adapters import ExpertAdapters, PlacedAdapters
 from penstock.kernels.api import Activation, KernelSet, Routing
 from penstock.layers.decoder import FeedForward
-from penstock.layers.linear import Linear, ProjectionAdapters
+from penstock.layers.linear import AdapterTarget, Linear, ProjectionAdapters
 from penstock.layers.norm import Norm
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
@@ -105,7 +105,8 @@ class SparseMoe(Layer):
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
         self.gate_up.gate_up = options.gated
-        self.name = experts.down.parts[0].key.split(".experts")[0] + ".experts"
+        before, routed, _ = experts.down.parts[0].key.partition(".experts")
+        self.name = before + routed if routed else before.rsplit(".", 2)[0]  # of an expert for all tokens
         self.adapters: tuple[tuple[PlacedAdapters, ...], tuple[PlacedAdapters, ...]] | None = None
         self.down.segment = 1
         for weight in (self.gate_up, self.down):
@@ -154,7 +155,7 @@ class SparseMoe(Layer):
             return None
         return ExpertAdapters(self.adapters[0], self.adapters[1], tokens)
 
-    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, ProjectionAdapters]]:
+    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, AdapterTarget]]:
         """Slots for all experts' gates, ups and outputs, under names of the stacked projections."""
         prefix, count = self.name, self.options.num_experts
         rows, inputs = self.gate_up.shape[-2:]

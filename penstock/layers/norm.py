@@ -60,6 +60,7 @@ class Projected(Layer):
 
     def __init__(self, norm: Norm | None, projection: Linear) -> None:
         self.norm, self.projection = norm, projection
+        projection.knows_tokens = False
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x, residual [T, size] → (projected, normalised sum)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.config.adapters import AdapterUse
 from penstock.config.errors import CheckpointError, quoted
 from penstock.kernels.adapters import AdapterSlots, LowRank, column_factors
-from penstock.layers.linear import AdapterTarget
+from penstock.layers.linear import AdapterTarget, ProjectionAdapters
 from penstock.quant.decode import dequantize
 from penstock.quant.tensor import StoredTensor
 from penstock.runtime.adapters import Loaded
@@ -19,6 +19,8 @@ from penstock.weights.adapters.adapter import LowRankTensors
 from penstock.weights.adapters.open import adapter_digest, open_adapter
 
 _KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_EXPERT = re.compile(r"(.+\.experts)\.(\d{1,6})\.(\w+)")
+_PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 class AdapterLoader:
@@ -47,15 +49,21 @@ class AdapterLoader:
         """
         adapter = open_adapter(use.path)
         made: list[tuple[AdapterSlots, LowRank]] = []
+        experts: dict[str, dict[int, LowRankTensors]] = {}
         for name, change in adapter.changes.items():
             own = self._named(name)
             target = self._targets.get(own)
+            if target is None and (expert := self._expert(own)) is not None:
+                experts.setdefault(expert[0], {})[expert[1]] = change
+                continue
             if target is None:
                 raise CheckpointError(
                     f"the adapter {use.path} changes {quoted(name)}, which this model does not have, or which adapters "
                     f"cannot change here. It was made for {quoted(adapter.base or 'a model that it does not name')}."
                 )
             made += self._entries(use, own, target, change)
+        for stack, changes in experts.items():
+            made += self._stacked(use, stack, changes)
         if adapter_digest(use.path) != use.digest:
             raise CheckpointError(f"the adapter {use.path} is not what it was when it got its name; load it again.")
         return tuple(made)
@@ -64,7 +72,33 @@ class AdapterLoader:
         found = f"{name}.weight"
         for theirs, ours in self._renames:
             found = theirs.sub(ours, found, count=1)
-        return found.removesuffix(".weight")
+        return found.removesuffix(".weight").removesuffix(".transposed")
+
+    def _expert(self, name: str) -> tuple[str, int] | None:
+        """The projections of all experts that an expert's is one of, and its number; None where it is none."""
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            return None
+        stack = f"{match[1]}.{_PROJECTIONS.get(match[3], match[3])}"
+        return (stack, int(match[2])) if stack in self._targets else None
+
+    def _stacked(self, use: AdapterUse, name: str, changes: Mapping[int, LowRankTensors]) -> Loaded:
+        """What changes single experts, as one of all; others' matrices are 0."""
+        target = self._targets[name]
+        assert isinstance(target, ProjectionAdapters)
+        slots = target.slots
+        if any(change.magnitude is not None for change in changes.values()):
+            raise CheckpointError(f"the adapter {use.path} is DoRA of experts, which is not served; take one of LoRA.")
+        if max(changes) >= slots.experts:
+            raise CheckpointError(f"the adapter {use.path} changes expert {max(changes)} of {slots.experts}.")
+        rank = max(change.rank for change in changes.values())
+        down, up = torch.zeros(slots.experts, rank, slots.inputs), torch.zeros(slots.experts, slots.outputs, rank)
+        for number, change in changes.items():
+            ours = [self._values(use, tensor, torch.float32) for tensor in (change.down, change.up)]
+            if (ours[0].shape[1], len(ours[1])) != (slots.inputs, slots.outputs):
+                raise CheckpointError(f"the adapter {use.path} was made for other experts: {list(ours[1].shape)}.")
+            down[number, : change.rank], up[number, :, : change.rank] = ours[0], ours[1] * change.scale
+        return target.entries(down, up, 1.0)
 
     def _entries(self, use: AdapterUse, name: str, target: AdapterTarget, change: LowRankTensors) -> Loaded:
         kind = _KINDS.get(change.down.info.format, torch.float32)

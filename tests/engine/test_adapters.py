@@ -27,6 +27,7 @@ from penstock.weights.adapters.open import adapter_digest
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 ISA = "avx2" if "avx2" in native.usable_isas() else "generic"  # those whose products are in float32
 NAMES = ("caps", "captain", "signoff")
+REFUSALS = ("no finite numbers", "made for this model", "this model does not have", "not what")
 Answers = dict[tuple[str, int], list[TokenLogprobs]]
 
 
@@ -207,11 +208,9 @@ def finish_beside(engine: Engine, good: EngineRequest) -> tuple[list[TokenLogpro
             if refused is None:
                 engine.add(waited)
             else:
-                assert "/" not in str(refused).replace("(rank, ", ""), "a path is told"
-                words = next(
-                    part for part in ("no finite numbers", "made for this model", "this model does not have", "not what")
-                    if part in str(refused)
-                )  # fmt: skip
+                said = str(refused)
+                assert "/" not in said, "a path is told"
+                words = next(known for known in REFUSALS if known in said)
         for output in engine.step():
             answer += output.logprobs
     return answer, words

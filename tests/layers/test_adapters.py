@@ -64,7 +64,8 @@ class Through:
 def model_of(family: str, folder: Path) -> tuple[Model, Mapping[str, ProjectionAdapters]]:
     tiny.save(family, folder)
     model = load(folder)
-    return model, add_adapters(model, model.kernels, 3, 8)
+    found = add_adapters(model, model.kernels, 3, 8)
+    return model, {name: target for name, target in found.items() if isinstance(target, ProjectionAdapters)}
 
 
 def fill(found: Mapping[str, ProjectionAdapters], which: Sequence[int] = (1, 2), *, columns: bool = False) -> None:
