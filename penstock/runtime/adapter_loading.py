@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +32,16 @@ class AdapterLoader:
         targets: Mapping[str, AdapterTarget],
         renames: Sequence[tuple[str, str]],
         weight_of: Callable[[str], Tensor],
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """`targets`, by the checkpoint's names of projections; `weight_of` a name gives the matrix [M, K] in float32.
 
-        `renames`: patterns of other names, and the model's own, as the weights are renamed.
+        `renames`: patterns of other names, and the model's own, as the weights are renamed; `config`: the model's.
         """
         self._targets = targets
         self._renames = [(re.compile(theirs), ours) for theirs, ours in renames]
         self._weight_of = weight_of
+        self._config = config
 
     def load(self, use: AdapterUse) -> Loaded:
         """Reads an adapter.
@@ -47,7 +50,7 @@ class AdapterLoader:
             CheckpointError: it is damaged, of another model, or other than when it got its name.
             ConfigError: its rank or its shapes are not served.
         """
-        adapter = open_adapter(use.path)
+        adapter = open_adapter(use.path, self._config)
         made: list[tuple[AdapterSlots, LowRank]] = []
         experts: dict[str, dict[int, LowRankTensors]] = {}
         for name, change in adapter.changes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.config.errors import ConfigError
 from penstock.layers.adapters import add_adapters
 from penstock.runtime.adapter_loading import AdapterLoader
 from penstock.runtime.adapters import AdapterRoom
@@ -11,10 +12,17 @@ from penstock.weights.loader import StoredMatrices
 
 
 def make_adapter_room(spec: EngineSpec) -> AdapterRoom:
-    """The room of a model, before its steps are recorded; the null form where none are asked for."""
-    options, model = spec.options, spec.model
+    """The room of a model, before its steps are recorded; the null form where none are asked for.
+
+    Raises:
+        ConfigError: the model's layers take none.
+    """
+    options, model, checkpoint = spec.options, spec.model, spec.checkpoint
     if not options.enable_lora:
         return AdapterRoom()
+    if model.runs:
+        raise ConfigError(f"--enable-lora is not possible: {model.runs}. Merge the adapter into the model's weights.")
     targets = add_adapters(model, spec.kernels, options.max_loras + 1, options.max_lora_rank)
-    loader = AdapterLoader(targets, model.renames, StoredMatrices(spec.checkpoint, spec.weights).read)
+    matrices = StoredMatrices(checkpoint, spec.weights)
+    loader = AdapterLoader(targets, model.renames, matrices.read, checkpoint.config)
     return AdapterRoom(loader.load, options.max_loras, adapter_bytes(spec.facts, options))

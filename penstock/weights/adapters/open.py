@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from penstock.config.errors import CheckpointError
 from penstock.weights.adapters.adapter import Adapter
+from penstock.weights.adapters.gguf import open_gguf_adapter
 from penstock.weights.adapters.peft import CONFIG, WEIGHTS, is_peft, open_peft
 
 _PIECE = 2**20
 
 
-def open_adapter(path: str | Path) -> Adapter:
+def open_adapter(path: str | Path, config: Mapping[str, Any] | None = None) -> Adapter:
     """Opens an adapter without reading its numbers.
+
+    Args:
+        path: a folder in PEFT's layout, or a .gguf file.
+        config: of the model, whose names projections get; without it those of a .gguf file stay its own.
 
     Raises:
         CheckpointError: nothing usable lies there; the message says what was looked for.
@@ -21,9 +28,12 @@ def open_adapter(path: str | Path) -> Adapter:
     place = Path(path).expanduser()
     if is_peft(place):
         return open_peft(place)
+    if place.suffix == ".gguf" and place.is_file():
+        return open_gguf_adapter(place, config)
+    wanted = f"a folder with {CONFIG} and {WEIGHTS}, or a .gguf file"
     if not place.exists():
-        raise CheckpointError(f"there is no adapter at {place}; give a folder with {CONFIG} and {WEIGHTS}.")
-    raise CheckpointError(f"{place} is no adapter Penstock reads: a folder with {CONFIG} and {WEIGHTS} is needed.")
+        raise CheckpointError(f"there is no adapter at {place}; give {wanted}.")
+    raise CheckpointError(f"{place} is no adapter Penstock reads: {wanted} is needed.")
 
 
 def adapter_digest(path: str | Path) -> str:

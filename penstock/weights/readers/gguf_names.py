@@ -284,6 +284,16 @@ def _simple(model: _Model, tensor: GgufTensor) -> VirtualTensor:
     return _plain(name, tensor)
 
 
+def named_rows(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> VirtualTensor:
+    """A tensor [rows, any] that stands for the rows of one matrix of a model, under that one's Hugging Face name and
+    with rows in its order; of an adapter, whose file has nothing of the model besides.
+
+    Raises:
+        CheckpointError: the rows are too few for the model's heads.
+    """
+    return _simple(_Model.of(arch, {tensor.name: tensor}, config), tensor)
+
+
 def _split(tensor: GgufTensor, config: Mapping[str, Any]) -> Iterator[VirtualTensor]:
     """All queries, all keys, all values of a fused projection, each on its own. Rows are whole blocks."""
     _, layer, _, suffix = tensor.name.split(".")
