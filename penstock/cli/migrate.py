@@ -218,5 +218,5 @@ def _of_modelfile(file: Path) -> str:
     name = file.resolve().parent.name.lower() or "my-model"
     lines = [shlex.join(["penstock", "create", name, "-f", str(file)]), shlex.join(["penstock", "run", name])]
     if made.adapters:
-        lines.append("# ADAPTER: there are no adapters here; merge it into the model's weights first.")
+        lines.append("# ADAPTER: create merges it; penstock serve MODEL --lora PATH serves it beside the model")
     return "\n".join(lines)

@@ -139,6 +139,12 @@ async def _next_tokens(active: ActiveCall, frontend: Frontend, most: int) -> dic
     return {"logits": found}
 
 
+def _adapters(context: ServerContext) -> list[str]:
+    """Names of adapters, where one model is served."""
+    models = () if context.models.host is not None else context.models.all()
+    return [one.name for model in models for one in model.adapters.all()]
+
+
 def _add_models(router: APIRouter, context: ServerContext) -> None:
     host = context.models.host
 
@@ -146,12 +152,12 @@ def _add_models(router: APIRouter, context: ServerContext) -> None:
     async def info() -> Response:
         there = context.models.names() if host is None else [entry.name for entry in host.entries() if entry.usable]
         name = there[0] if there else "None"
-        return json_response({"model_name": name, "lora_names": [], "loader": "penstock"})
+        return json_response({"model_name": name, "lora_names": _adapters(context), "loader": "penstock"})
 
     @router.get("/model/list", summary="All models", openapi_extra=_JSON)
     async def models() -> Response:
         return json_response({"model_names": list(context.models.names())})
 
-    @router.get("/lora/list", summary="Adapters, of which there are none", openapi_extra=_JSON)
+    @router.get("/lora/list", summary="Adapters that a model's name may be", openapi_extra=_JSON)
     async def adapters() -> Response:
-        return json_response({"lora_names": []})
+        return json_response({"lora_names": _adapters(context)})
