@@ -31,7 +31,8 @@ _MODEL = "Model"
 _MEMORY = "Memory"
 _SCHEDULING = "Scheduling"
 _COMPUTE = "Compute"
-_NETWORK, _SAMPLING, _ADAPTERS = "Network", "Sampling", "Adapters"
+_NETWORK, _SAMPLING = "Network", "Sampling"
+_ADAPTERS = "Adapters"
 COMMON: Final = frozenset(
     (
         *("device", "dtype", "quantize", "threads", "max_model_len", "kv_cache_memory", "seed", "goal", "max_users"),

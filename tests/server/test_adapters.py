@@ -139,6 +139,11 @@ def test_what_is_refused(own: Running, folders: dict[str, Path], name: str, path
     assert len(httpx.get(f"{own.url}/lora-adapters").json()) == 2
 
 
+def test_adapters_that_are_not_there(own: Running) -> None:
+    for body in ({"text": "a", "lora_path": "x"}, {"inputs": "a", "parameters": {"adapter_id": "x"}}):
+        refused(own, "/generate", body, 404)
+
+
 def test_an_adapter_that_the_engine_refuses_gets_no_name(
     own: Running, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ OPERATIONS = [
     *(("GET", f"/v2{path}", 2) for path in ("", "/health/live", "/health/ready")),
     *(("GET", f"{path}{rest}", 2) for path in KSERVE for rest in ("", "/ready")),
     *(("POST", f"{path}/{rest}", 5) for path in KSERVE for rest in ("infer", "generate", "generate_stream")),
+    *(("POST", f"{path}/{name}load_lora_adapter", 5) for path in ("", "/v1") for name in ("", "un")),
     ("POST", "/v1/responses", 10),
     ("POST", "/v1/responses/input_tokens", 8),
     ("POST", "/v1/responses/compact", 8),
@@ -131,6 +132,8 @@ BEYOND = re.compile(
         # what the template of the model refuses, and what it cannot do,
         *("A system message must come first", "cannot classify", "roles must", "this model's: ", "no prompts"),
         "no text to continue",
+        # adapters that are not there or count too much,
+        *("no adapter", "the id of an adapter", "that count", "adapters of a request"),
         # and items that refer to what is not kept.
         *("Previous response", "the id of ", "call_id of a function_call"),
     ])

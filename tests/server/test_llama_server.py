@@ -399,7 +399,7 @@ def test_slots(server: Running) -> None:
 def test_adapters(server: Running) -> None:
     assert httpx.get(f"{server.url}/lora-adapters").json() == []
     assert post(server, "/lora-adapters", []).json() == {"success": True}
-    assert "no adapters" in refusal(server, "/lora-adapters", [{"id": 0, "scale": 0.5}])["message"]
+    assert "id of an adapter" in refusal(server, "/lora-adapters", [{"id": 0, "scale": 0.5}])["message"]
     assert "must be a list" in refusal(server, "/lora-adapters", {})["message"]
 
 

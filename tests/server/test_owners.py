@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from penstock.engine.thread_client import ThreadClient
 from penstock.server.not_here import LISTED, NOT_HERE
 from tests.server.support import Serving, running, serving, until
 from tests.server.test_access import routes
+from tests.weights.adapters.test_peft import write
 
 KEYS = ("one", "two")
 CHAT = {"messages": [{"role": "user", "content": "Hello, I need a table."}]}
@@ -80,6 +82,9 @@ TEXT_ONLY = {
     "/v1/responses/resp_1/cancel",
     *(f"/v1/conversations{rest}" for rest in ("", "/conv_1", "/conv_1/items")),
     *("/props", "/slots/{id_slot}", "/lora-adapters", "/chat/completions/input_tokens"),
+    *(
+        f"{prefix}/{name}load_lora_adapter" for prefix in ("", "/v1") for name in ("", "un")
+    ),  # asked with adapters below
     "/infill",  # needs tokens that this vocabulary has not; it goes the way of /completion
 }
 SYSTEM = "You answer the telephone of a restaurant. " * 12
@@ -143,6 +148,16 @@ def test_beams_and_the_best_of_several_have_an_owner(text: TextPipeline, asked: 
             asked.clear()
             post(server, "one", "/v1/completions", {"prompt": "Hello", "max_tokens": 2, "temperature": 1, **more})
             assert {len(request.owner) for request in asked} == {32}
+
+
+def test_adapters_are_tried_in_the_name_of_who_loads_them(
+    text: TextPipeline, asked: list[EngineRequest], tmp_path: Path
+) -> None:
+    body = {"lora_name": "a", "lora_path": str(write(tmp_path / "a"))}
+    with running(text, ServerOptions(api_keys=KEYS)) as server:
+        post(server, "one", "/v1/load_lora_adapter", body)
+    assert [len(request.owner) for request in asked] == [32]
+    assert [use.path for use in asked[0].adapters] == [body["lora_path"]]
 
 
 def test_an_open_server_tells_nobody_apart(text: TextPipeline, asked: list[EngineRequest]) -> None:

@@ -142,7 +142,6 @@ def test_grammars() -> None:
         ({"inputs": "a", "parameters": {"temperature": 0}}, "parameters.temperature is 0; allowed: more than 0"),
         ({"inputs": "a", "parameters": {"best_of": 2}}, "send do_sample: true"),
         ({"inputs": "a", "parameters": {"best_of": 2, "do_sample": True, "seed": 1}}, "1 with a seed"),
-        ({"inputs": "a", "parameters": {"adapter_id": "x"}}, "no adapters"),
         ({"inputs": "a", "parameters": {"grammar": {"type": "x", "value": "y"}}}, "parameters.grammar.type"),
         ({"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "("}}}, "grammar"),
         ({"inputs": "a", "parameters": {"max_new_tokens": 10**6}}, "max_new_tokens"),
