@@ -18,7 +18,7 @@ from penstock.config.samplers import SAMPLERS
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
 from penstock.kernels.cpu import native
-from penstock.runtime.sampler import row_settings
+from penstock.runtime.row_settings import row_settings
 
 VOCABULARY = 151_936
 HISTORY = 4096

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from penstock.config.constraint import Grammar
+from penstock.config.logits_processors import ProcessorCall
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -78,6 +79,7 @@ class SamplingKeywords(TypedDict, total=False):
     negative_prompt_ids: Sequence[int] | None
     token_healing: bool
     begins_with: bytes
+    logits_processors: str | Sequence[str | Mapping[str, Any] | ProcessorCall] | None
 
 
 class AnswerKeywords(SamplingKeywords, total=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -46,3 +46,4 @@ class EngineKeywords(TypedDict, total=False):
     hf_overrides: str | None
     pooler_config: str | None
     watermark_key: int
+    logits_processors: tuple[Any, ...]

@@ -145,8 +145,9 @@ class EngineRequest:
 
     @property
     def waits_for_tokens(self) -> bool:
-        """Whether a step's tokens must be known before the next is planned: they may be forced, or drafts follow."""
-        return self.speculate > 0 or self.constrained or self.guided
+        """Whether a step's tokens must be known before the next is planned: they may be forced, drafts follow, or a
+        logits processor is shown them."""
+        return self.speculate > 0 or self.constrained or self.guided or bool(self.sampling.logits_processors)
 
     @property
     def guided(self) -> bool:

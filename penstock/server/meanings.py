@@ -96,6 +96,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "loc": "Where the field is.",
         "logit_bias": "Added to tokens' logits, by token id.",
         "logprob_token_ids": "Tokens whose log-probabilities are told with each, in the place of the likeliest.",
+        "logits_processors": "Registered processors of logits, by name, or as objects with name, args and kwargs.",
         "logprobs": "Tell the log-probability of every token chosen.",
         "max_completion_tokens": "Most tokens of the answer, reasoning included.",
         "max_output_tokens": "Most tokens of the answer, reasoning included.",

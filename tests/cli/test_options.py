@@ -80,10 +80,12 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
     flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
     flags += ["--no-enable-prefix-caching", "--batch-invariant", "--enforce-eager", "--scheduling-policy", "priority"]
     flags += ["--share-prefix-cache", "--shared-prompt", str(tmp_path / "system.txt")]
+    flags += ["--logits-processors", "a:B", "--logits-processors", "c=d:e"]
     engine, _, _ = parsed("/", *flags)
     changed = {field.name for field in fields(EngineOptions) if getattr(engine, field.name) != field.default}
     assert changed == {field.name for field in fields(EngineOptions)}
     assert engine.kv_cache_memory == 2**20 and engine.shared_prompts == ("Be brief.",)
+    assert engine.logits_processors == ("a:B", "c=d:e")
     assert parsed("--async-scheduling")[0].depth == 1
     _, server, _ = parsed(
         "--host", "::1", "--port", "0", "--api-key", "a", "--api-key", "b", "--drain-timeout", "2",

@@ -112,7 +112,7 @@ BEYOND = re.compile(
         *("only for embeddings", "as many as the other list has", "allowed: instruction, a string"),
         *("this model's context", "max_pattern_size", "Send exactly one of", "The body has", "are taken"),
         "sampling_params",
-        *("dry_sequence_breakers", "with commas between them"),
+        *("dry_sequence_breakers", "with commas between them", "processors are registered by"),
         *("among the tools", "one of tools", "without tools", "both say what form", "leave one of them out"),
         *("which is fetched later", "--max-logprobs"),
         *(r"with stream: true", "is required with", "use_beam_search", "with beam search"),

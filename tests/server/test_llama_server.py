@@ -535,7 +535,7 @@ def test_fields_of_other_engines_that_ask_for_nothing(server: Running, harmless:
     [
         ("kv_transfer_params", {"a": 1}, "not handed"),
         ("vllm_xargs", {"a": 1}, "not here"),
-        ("logits_processors", ["x"], "not here"),
+        ("custom_logit_processor", "x", "bring no code"),
         ("return_mm_kwargs", 0, "Media"),
     ],
 )
