@@ -138,6 +138,7 @@ MAX_GRAMMAR_DEPTH = 64  # of a schema, or of brackets in a grammar
 MAX_GRAMMAR_RULES = 2000
 MAX_GRAMMAR_PARTS = 2**15  # values of a schema, or words and marks of a grammar: reading them keeps streams waiting
 MAX_REGEX_CHARS = 4096
+MAX_LARK_CHARS = 16_384  # of a grammar that becomes a regular expression
 MAX_GRAMMAR_STEPS = 100_000  # through schemas that are joined, beside some for each value
 MAX_INTERSECTED = 8  # patterns one string has to match at once; compiling takes twice as long with each
 MAX_CHOICES = 10_000  # of a list, or of an enum
