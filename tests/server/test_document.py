@@ -149,6 +149,13 @@ def test_every_operation_is_in_the_list(fuzzed: Running) -> None:
     assert there == {(method, path) for method, path, _ in OPERATIONS + NOT_YET + PAUSES}
 
 
+def test_every_part_of_a_path_is_told(fuzzed: Running) -> None:
+    for path, item in httpx.get(f"{fuzzed.url}/openapi.json").json()["paths"].items():
+        for method, operation in item.items():
+            told = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            assert told == set(re.findall(r"\{(\w+)\}", path)), (method, path)
+
+
 def refused_beyond_the_schema(response: schemathesis.Response) -> bool:
     """Whether a request that fits the document was refused for a reason that no schema can say."""
     if response.status_code == 404:  # of a response or a model

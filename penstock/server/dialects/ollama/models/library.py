@@ -97,11 +97,11 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
     router, threads = APIRouter(), LibraryThreads(dealt(AT_ONCE, context.siblings))
     works = _Works(context, host, threads)
 
-    def route(path: str, summary: str, body: type[Loose]) -> Callable[..., Any]:
-        return router.post(path, summary=summary, openapi_extra=takes(body))
+    def route(path: str, summary: str, body: type[Loose], *media_types: str) -> Callable[..., Any]:
+        return router.post(path, summary=summary, openapi_extra=takes(body, *media_types))
 
     def add_exchange(name: str, doing: str, exchange: Callable[[str, bool, Told, threading.Event], object]) -> None:
-        @route(f"/api/{name}", f"{name.capitalize()} a model", PullBody)
+        @route(f"/api/{name}", f"{name.capitalize()} a model", PullBody, _LINES)
         async def handler(request: Request) -> Response:
             body = await _read(request, PullBody, keys)
             model = _named(body.model, body.name)
@@ -111,7 +111,7 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
     add_exchange("pull", "pulling", shelf.pull)
     add_exchange("push", "pushing", shelf.push)
 
-    @route("/api/create", "Create a model", CreateBody)
+    @route("/api/create", "Create a model", CreateBody, _LINES)
     async def create(request: Request) -> Response:
         body = await _read(request, CreateBody, keys)
         name = _named(body.model, body.name)
