@@ -52,8 +52,8 @@ def openai_router(context: ServerContext, chats: StoredChats, running: RunningCh
             return answer
         body = await read_body(request, ChatBody)
         model = await context.model(request, body.model, events=body.stream)
-        model.check_template(body.chat_template)
         with param_names(sent_names(body)):
+            model.check_template(body.chat_template)
             call = await translated(request, chat_call, body, model.frontend.text.defaults)
             call = replace(call, requests=within_context(call.requests, body, model.max_model_len()))
             keep = chats.keeper(owner_of(request), body)
