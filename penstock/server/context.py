@@ -19,6 +19,7 @@ from penstock.server.errors import not_ready
 from penstock.server.habits import Habits
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import EngineFigures, Metrics, ModelMetrics
+from penstock.server.orders import Orders
 from penstock.server.siblings import Siblings
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class ServerContext:
     changes_props: bool = False
     habits: Habits = field(default_factory=Habits)
     tools: ServerTools | None = None
+    orders: Orders = field(default_factory=Orders)
 
     async def model(
         self, request: Request, name: str | None, keep_alive: KeepAlive | None = None, *, events: bool | None = False
