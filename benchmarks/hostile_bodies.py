@@ -267,7 +267,11 @@ def measure(options: argparse.Namespace) -> Mapping[str, Any]:
         tempfile.TemporaryDirectory() as folder,
         # Responses are kept in a file: in memory they would grow to their bound, which is no leak.
         serve(
-            ["--threads", "1", "--max-model-len", "512", "--kv-blocks", "600", "--responses-store", f"{folder}/kept"]
+            [
+                *([options.model] if options.model else []),
+                *("--threads", "1", "--max-model-len", "512", "--kv-blocks", "600"),
+                *("--responses-store", f"{folder}/kept"),
+            ]
         ) as server,
     ):
         client = http.client.HTTPConnection(urlsplit(server.url).netloc)
@@ -317,6 +321,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no more are sent")
     parser.add_argument("--clients", type=int, default=3, help="connections")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", help="serve this one alone: without it most of the time goes into loading models")
     parser.add_argument("--cpu", type=float, default=0.25, help="most CPU seconds of one request")
     parser.add_argument("--probe", type=float, default=0.05, help="most seconds of /livez, 99th percentile")
     parser.add_argument("--slope", type=float, default=1.0, help="most growth of resident memory, MiB a minute")

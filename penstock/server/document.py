@@ -233,7 +233,7 @@ def openapi(
             failure = {"application/json": {"schema": _one_of(*(_ERRORS[dialect] for dialect in spoken))}}
             _tell_places(operation, path)
             for parameter in operation.get("parameters", ()):
-                if parameter["name"] == "model":
+                if parameter["name"] == "model" and parameter["in"] == "path":
                     parameter["schema"] = {"enum": list(facts.names)}
                 elif parameter["name"] == "version":
                     parameter["schema"] = {"enum": ["1"]}

@@ -15,6 +15,7 @@ from penstock.config.logits_processors import ProcessorCall, as_calls
 from penstock.config.sampling import SamplingParams
 from penstock.core.request import GenerationRequest
 from penstock.server.dialects.sglang.schema import SglangBody, SglangParams, SglangPoolingBody
+from penstock.server.errors import bad_value
 from penstock.server.prompts import prompts_of
 from penstock.server.structured import asked, object_grammar, schema_grammar
 
@@ -94,9 +95,12 @@ def given_prompts(body: SglangBody | SglangPoolingBody) -> Sequence[str | Sequen
     """
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Send exactly one of text and input_ids.", param="text", code="invalid_value")
-    if body.text is None:
-        return prompts_of(body.input_ids, "input_ids")
-    return prompts_of(body.text, "text")
+    field, given, kind = ("input_ids", body.input_ids, list) if body.text is None else ("text", body.text, str)
+    prompts = prompts_of(given, field)
+    if not isinstance(prompts[0], kind):
+        allowed = "a text, or a list of texts" if kind is str else "token ids, or a list of such lists"
+        raise bad_value(field, given, allowed)
+    return prompts
 
 
 def is_many(body: SglangBody | SglangPoolingBody) -> bool:
