@@ -78,9 +78,10 @@ class Seen:
         with self.lock:
             self.statuses[status] += 1
             self.by_dialect[f"{dialect_of(path, asked.method).value} {'answered' if status < 400 else 'refused'}"] += 1
+            aborted = status == 503 and b"ended by an operator" in told  # by one of the flood's own /pause
             if status and not shaped:
                 self.misshapen.append((number, status))
-            if (status >= 500 and status != _NOT_YET) or status == 0:
+            if (status >= 500 and status != _NOT_YET and not aborted) or status == 0:
                 self.failed.append((number, status))
             if seconds > _SLOW_S:
                 self.slow = sorted([*self.slow, (seconds, number, status)], reverse=True)[:_KEPT]

@@ -49,12 +49,17 @@ _OPENED_TOGETHER = 4  # of many prompts, so that others get their turn between
 
 
 class GenerationError(HttpError):
-    """A sequence failed after admission: 400 where the request would always fail, which no client should retry."""
+    """A sequence failed after admission: 400 where the request would always fail, which no client should retry; 503
+    where an operator ended it, after which the same request may be answered."""
 
     def __init__(self, message: str | None, *, cancelled: bool = False) -> None:
         """`cancelled`: somebody ended it."""
         self.cancelled = cancelled
         code = CLIENT_FAILURES.get(message or "")
+        if cancelled and message is None:
+            told = "The generation was ended by an operator of this server before it was complete; send it again."
+            super().__init__(503, told, code="aborted", headers={"Retry-After": "1"})
+            return
         message = message or "The generation was ended before it was complete."
         super().__init__(500 if code is None else 400, message, code=code or "generation_failed")
 
