@@ -78,7 +78,7 @@ class Seen:
         with self.lock:
             self.statuses[status] += 1
             self.by_dialect[f"{dialect_of(path, asked.method).value} {'answered' if status < 400 else 'refused'}"] += 1
-            aborted = status == 503 and b"ended by an operator" in told  # by one of the flood's own /pause
+            aborted = status == 503 and b"An operator of this server ended" in told  # by one of the flood's own /pause
             if status and not shaped:
                 self.misshapen.append((number, status))
             if (status >= 500 and status != _NOT_YET and not aborted) or status == 0:

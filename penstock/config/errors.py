@@ -177,6 +177,17 @@ class OverloadedError(RequestError):
         self.retry_after = retry_after
 
 
+class AbortedError(RequestError):
+    """Whoever runs the server ended all requests there were; retry after `retry_after` seconds."""
+
+    status = 503
+
+    def __init__(self, *, retry_after: int = 1) -> None:
+        told = "An operator of this server ended the request before it was complete; send it again."
+        super().__init__(told, code="aborted")
+        self.retry_after = retry_after
+
+
 def quoted(text: str, most: int = 80) -> str:
     """A name from a file as it can stand in a message: quoted, printable, cut."""
     full = ascii(text)

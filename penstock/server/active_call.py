@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.config import limits
 from penstock.config.errors import (
     CLIENT_FAILURES,
+    AbortedError,
     ContextLengthError,
     RequestError,
 )
@@ -57,8 +58,8 @@ class GenerationError(HttpError):
         self.cancelled = cancelled
         code = CLIENT_FAILURES.get(message or "")
         if cancelled and message is None:
-            told = "The generation was ended by an operator of this server before it was complete; send it again."
-            super().__init__(503, told, code="aborted", headers={"Retry-After": "1"})
+            aborted = AbortedError()
+            super().__init__(aborted.status, str(aborted), code=aborted.code, headers={"Retry-After": "1"})
             return
         message = message or "The generation was ended before it was complete."
         super().__init__(500 if code is None else 400, message, code=code or "generation_failed")

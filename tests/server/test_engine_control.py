@@ -104,7 +104,7 @@ def test_who_was_aborted_is_told_to_come_again(text: TextPipeline) -> None:
         for client in clients:
             client.join(60)
         assert [answer.status_code for answer in answers] == [503] * len(asked), [one.text for one in answers]
-        assert all("ended by an operator" in one.text and one.headers["retry-after"] for one in answers)
+        assert all("An operator of this server ended" in one.text and one.headers["retry-after"] for one in answers)
         assert post(server, "/resume").status_code == 200
 
 
