@@ -78,9 +78,16 @@ class ModelContext:
                 code="invalid_value",
             )
 
-    def require_ready(self) -> None:
-        """Raises HttpError 503 with Retry-After when new work cannot be taken."""
+    @property
+    def asleep(self) -> bool:
+        """Whether its engine sleeps."""
+        return self.frontend.client.state is EngineState.SLEEPING
+
+    def require_ready(self, *, or_asleep: bool = False) -> None:
+        """Raises HttpError 503 with Retry-After when new work cannot be taken; `or_asleep`: unless it sleeps."""
         state = self.frontend.client.state
+        if or_asleep and self.asleep:
+            return
         if self.lifecycle.draining:
             raise not_ready("The server is shutting down; send the request to another one.", "shutting_down")
         if state is EngineState.STARTING:

@@ -113,6 +113,7 @@ BEYOND = re.compile(
         *("this model's context", "max_pattern_size", "Send exactly one of", "The body has", "are taken"),
         "sampling_params",
         *("dry_sequence_breakers", "with commas between them", "processors are registered by"),
+        "in a stream, whose events",
         *("among the tools", "one of tools", "without tools", "both say what form", "leave one of them out"),
         *("which is fetched later", "--max-logprobs"),
         *(r"with stream: true", "is required with", "use_beam_search", "with beam search"),

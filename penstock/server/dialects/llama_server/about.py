@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from penstock import __version__
 from penstock.config.errors import RequestError
-from penstock.engine.api import EngineState
 from penstock.server.body import read_body, read_query, translated
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.llama_server.schema import LlamaSampling, PropsBody
@@ -55,9 +54,9 @@ class SlotsQuery(ModelQuery):
 def add_about(router: APIRouter, context: ServerContext) -> None:
     """The routes over one server's context."""
 
-    async def model_of(request: Request, query: ModelQuery) -> ModelContext:
+    async def model_of(request: Request, query: ModelQuery, *, or_asleep: bool = False) -> ModelContext:
         model = await context.model(request, query.model or None)
-        model.require_ready()
+        model.require_ready(or_asleep=or_asleep)
         return model
 
     @router.get("/props", summary="What the server and its model are", openapi_extra=asks(ModelQuery))
@@ -65,11 +64,7 @@ def add_about(router: APIRouter, context: ServerContext) -> None:
         query = read_query(ModelQuery, request)
         if context.models.host is not None and not query.model:
             return json_response(router_props(context))
-        model = await context.model(request, query.model or None)
-        asleep = model.frontend.client.state is EngineState.SLEEPING
-        if not asleep:
-            model.require_ready()
-        return json_response({**_props(model, context), "is_sleeping": asleep})
+        return json_response(_props(await model_of(request, query, or_asleep=True), context))
 
     @router.post("/props", summary="Change what the server is", openapi_extra=takes(PropsBody))
     async def change_props(request: Request) -> Response:
@@ -148,4 +143,5 @@ def _props(model: ModelContext, context: ServerContext) -> dict[str, Any]:
         },
         **special,
         "build_info": f"penstock-{__version__}",
+        "is_sleeping": model.asleep,
     }

@@ -30,7 +30,6 @@ from penstock.server.sampling import sampling_params
 from penstock.server.shapes import check_stream_options
 from penstock.server.structured import FIELDS, Asked, asked
 from penstock.server.truncation import truncation
-from penstock.server.webui_fields import names_of_theirs
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
@@ -102,7 +101,7 @@ def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
         names["max_tokens"] = "max_completion_tokens"
     elif body.max_tokens is None:
         names["max_tokens"] = "messages" if isinstance(body, ChatBody) else "prompt"
-    return names | names_of_theirs(body)
+    return names
 
 
 def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:

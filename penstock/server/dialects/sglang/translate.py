@@ -95,10 +95,11 @@ def given_prompts(body: SglangBody | SglangPoolingBody) -> Sequence[str | Sequen
     """
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Send exactly one of text and input_ids.", param="text", code="invalid_value")
-    field, given, kind = ("input_ids", body.input_ids, list) if body.text is None else ("text", body.text, str)
+    field = "input_ids" if body.text is None else "text"
+    given = getattr(body, field)
     prompts = prompts_of(given, field)
-    if not isinstance(prompts[0], kind):
-        allowed = "a text, or a list of texts" if kind is str else "token ids, or a list of such lists"
+    if isinstance(prompts[0], str) != (field == "text"):
+        allowed = "a text, or a list of texts" if field == "text" else "token ids, or a list of such lists"
         raise bad_value(field, given, allowed)
     return prompts
 
