@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from penstock.config.constraint import Grammar
+from penstock.config.logits_processors import ProcessorCall
 
 Adapters = str | Path | Mapping[str | Path, float]
 """An adapter's folder or file; or of several how much each counts."""
@@ -82,6 +83,7 @@ class SamplingKeywords(TypedDict, total=False):
     negative_prompt_ids: Sequence[int] | None
     token_healing: bool
     begins_with: bytes
+    logits_processors: str | Sequence[str | Mapping[str, Any] | ProcessorCall] | None
 
 
 class AnswerKeywords(SamplingKeywords, total=False):

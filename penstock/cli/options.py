@@ -170,6 +170,9 @@ LOGPROB_FLAGS = (
          **one_of(LOGPROBS_MODES)),
     flag("watermark_key", int, WATERMARK_KEY, _MODEL,
          "A number of your own by which watermarked texts are recognised; keep it to yourself.", metavar="NUMBER"),
+    flag("logits_processors", list[str] | None, None, _MODEL,
+         "A class or function that changes logits for requests that name it; name=module:function gives it another "
+         "name; repeatable.", "--logits-processors", metavar="MODULE:CLASS"),
 )  # fmt: skip
 SHARING_FLAGS = (
     flag("share_prefix_cache", bool, False, _MEMORY,
@@ -295,6 +298,7 @@ def make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
     if chosen.pop("async_scheduling"):
         chosen["depth"] = 1
     chosen["enforce_eager"] = chosen["enforce_eager"] or None
+    chosen["logits_processors"] = tuple(chosen.get("logits_processors") or ())
     chosen["shared_prompts"] = tuple(map(_text_of, chosen.get("shared_prompts") or ()))
     return EngineOptions(**chosen)
 

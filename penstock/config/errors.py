@@ -16,6 +16,9 @@ BANNED_TOO_OFTEN: Final = (
     "the answer came to hold one of banned_strings too often: 64 times at one place, or 1024 times in all; ban less."
 )
 BANNED_AND_HELD: Final = "banned_strings and what the answer is held to leave no token that could come next; ban less."
+PROCESSOR_ARGUMENTS: Final = (
+    "a logits processor does not take the arguments that it was given; correct args and kwargs in logits_processors."
+)
 RESULT_TOO_LARGE: Final = "the result is too large to be sent; ask for less in one request."
 CLIENT_FAILURES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -23,6 +26,7 @@ CLIENT_FAILURES: Final[Mapping[str, str]] = MappingProxyType(
         GRAMMAR_TOO_COMPLEX: "grammar_too_complex",
         BANNED_TOO_OFTEN: "banned_strings",
         BANNED_AND_HELD: "banned_strings",
+        PROCESSOR_ARGUMENTS: "logits_processors",
         RESULT_TOO_LARGE: "result_too_large",
     }
 )
@@ -170,6 +174,17 @@ class OverloadedError(RequestError):
 
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message, code="overloaded")
+        self.retry_after = retry_after
+
+
+class AbortedError(RequestError):
+    """Whoever runs the server ended all requests there were; retry after `retry_after` seconds."""
+
+    status = 503
+
+    def __init__(self, *, retry_after: int = 1) -> None:
+        told = "An operator of this server ended the request before it was complete; send it again."
+        super().__init__(told, code="aborted")
         self.retry_after = retry_after
 
 

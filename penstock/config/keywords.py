@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -50,3 +50,4 @@ class EngineKeywords(TypedDict, total=False):
     max_lora_rank: int
     max_cpu_loras: int | None
     watermark_key: int
+    logits_processors: tuple[Any, ...]

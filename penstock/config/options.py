@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS, WATERMARK_KEY
+from penstock.config.logits_processors import spellings
 from penstock.config.model_settings import as_json
 
 GPUS = ("cuda", "rocm", "xpu", "mps")
@@ -68,6 +70,8 @@ class EngineOptions:
         max_lora_rank: the largest rank of one.
         max_cpu_loras: adapters of that rank for which there is memory; None for max_loras.
         watermark_key: the number by which watermarked texts are recognised, of requests that bring none of their own.
+        logits_processors: what requests may name as their logits_processors: "module:Class", "module:function" or
+            "name=module:function" of each; in Python functions and classes too.
     """
 
     model: str = "penstock-concierge"
@@ -113,8 +117,10 @@ class EngineOptions:
     max_lora_rank: int = 16
     max_cpu_loras: int | None = None
     watermark_key: int = WATERMARK_KEY
+    logits_processors: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "logits_processors", spellings(self.logits_processors))
         for name in ("dtype", "kv_cache_dtype"):
             value = getattr(self, name)
             if isinstance(value, str):

@@ -16,6 +16,7 @@ from penstock.config.limits import (
     MAX_VOCABULARY,
     MAX_WATERMARK_KEY,
 )
+from penstock.config.logits_processors import registered
 from penstock.config.logprobs import LOGPROBS_MODES
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.model_settings import PoolerSettings
@@ -168,6 +169,7 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "depth", 0, 1)
     _integer(options, "max_logprobs", -1, MAX_VOCABULARY, optional=False)
     speculation(options.speculative_config)
+    registered(options.logits_processors)
     _integer(options, "seed", -(2**63), 2**64 - 1, optional=False)
     for name in ("enable_prefix_caching", "share_prefix_cache", "batch_invariant"):
         if not isinstance(getattr(options, name), bool):

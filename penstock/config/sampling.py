@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
+from penstock.config.logits_processors import ProcessorCall, as_calls
 from penstock.config.samplers import (
     SamplerParams,
     as_tuple,
@@ -67,6 +68,8 @@ class SamplingParams(SamplerParams):
         stop_regex: patterns at which the output ends as at `stop`; their syntax is that of `text.stop_patterns`.
         num_speculative_tokens: most tokens that are proposed for a step to verify, 0 for none; None for as many as the
             engine proposes. It changes no answer.
+        logits_processors: those of the engine's that change the model's logits before all of this, in their order:
+            names, or objects with `name`, `args` and `kwargs`.
 
     Raises:
         ParameterError: a value is outside its documented range.
@@ -93,6 +96,7 @@ class SamplingParams(SamplerParams):
     negative_prompt_ids: tuple[int, ...] = ()
     token_healing: bool = False
     begins_with: bytes = b""
+    logits_processors: tuple[ProcessorCall, ...] = ()
 
     def __post_init__(self) -> None:
         self._take_lists()
@@ -123,6 +127,7 @@ class SamplingParams(SamplerParams):
             object.__setattr__(self, name, several)
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", as_tuple("allowed_token_ids", self.allowed_token_ids))
+        object.__setattr__(self, "logits_processors", as_calls(self.logits_processors))
 
     def _check_beginning(self) -> None:
         try:

@@ -143,8 +143,9 @@ class EngineRequest:
 
     @property
     def waits_for_tokens(self) -> bool:
-        """Whether a step's tokens must be known before the next is planned: they may be forced, or drafts follow."""
-        return self.speculate > 0 or self.constrained or self.guided
+        """Whether a step's tokens must be known before the next is planned: they may be forced, drafts follow, or a
+        logits processor is shown them."""
+        return self.speculate > 0 or self.constrained or self.guided or bool(self.sampling.logits_processors)
 
     @property
     def guided(self) -> bool:
@@ -209,7 +210,8 @@ class EngineStats:
         drafter_failures: times a drafter failed and was switched off.
         failed_loads: blocks that could not be loaded from a lower tier.
         restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
-        paused: 1 while the engine is told to hold still, 2 while it computes nothing at all (`keep`, `retract`).
+        paused: 1 while the engine is told to hold still, 2 while it computes nothing at all (`keep`, `retract`), 3 as 1
+            while some that came before that still wait to run.
         plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
     """
 

@@ -52,6 +52,7 @@ class EngineInfo:
         stored: what most of them are stored as: "bf16", "q4_k", "gptq"; "" where nobody knows.
         max_logprobs, logprobs_mode: as in EngineOptions.
         drafts: most of a sequence that a step verifies; 0 where nothing is speculated about.
+        logits_processors: names of those that requests may ask for.
     """
 
     model: str
@@ -75,6 +76,7 @@ class EngineInfo:
     max_logprobs: int = MAX_TOP_LOGPROBS
     logprobs_mode: str = "raw_logprobs"
     drafts: int = 0
+    logits_processors: tuple[str, ...] = ()
 
 
 class Outputs(Protocol):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from penstock.config.logits_processors import registered
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
 from penstock.core.policies.adapters import AdapterGate
@@ -19,6 +20,7 @@ from penstock.kernels.cpu.journal import JournalError
 from penstock.runtime.drafters.drafter import Drafter
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.drafters.methods import drafting_of
+from penstock.runtime.logits_processors import load_processors
 from penstock.startup.claim import Claim
 from penstock.startup.kept_start import find
 from penstock.startup.restart import restarted
@@ -64,6 +66,7 @@ def build_engine(
 def _built(
     claim: Claim, progress: Callable[[int, int], None] | None, grammars: bool, drafter: Drafter | None
 ) -> tuple[Engine, EngineInfo]:
+    load_processors(claim.options.logits_processors)  # which are looked for before anything else is loaded
     drafting = drafting_of(claim.options, drafter)
     started = _again(claim, progress, drafting) if drafter is None else None
     if started is not None:
@@ -146,4 +149,5 @@ def _info(started: Started, drafts: int) -> EngineInfo:
         max_logprobs=options.max_logprobs,
         logprobs_mode=options.logprobs_mode,
         drafts=drafts,
+        logits_processors=tuple(one.name for one in registered(options.logits_processors)),
     )

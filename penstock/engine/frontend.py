@@ -20,6 +20,7 @@ from penstock.config.errors import (
     param_names,
 )
 from penstock.config.lengths import Truncation
+from penstock.config.logits_processors import check_known
 from penstock.config.logprobs import within
 from penstock.config.sampling import SamplingParams, stream_key
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
@@ -355,6 +356,7 @@ class Frontend:
         for name in ("stop_token_ids", "logprob_token_ids", "dry_breaker_ids", "xtc_protected_ids"):
             self._check_ids(name, getattr(sampling, name))
         stop_patterns(sampling.stop_regex)  # raises what is wrong with one
+        check_known(sampling.logits_processors, self.info.logits_processors)
         if request.tools and not request.parse:  # models mark their calls with special tokens
             sampling = replace(sampling, skip_special_tokens=False)
         most, size = self.info.max_logprobs, self.text.vocab_size

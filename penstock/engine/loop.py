@@ -192,7 +192,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""
         seconds: dict[str, Any] = {f"{part}_seconds": self._seconds[part] for part in _PARTS}
-        return replace(self.scheduler.stats(), steps=self._steps, paused=self.scheduler.pause.paused, **seconds)
+        paused = self.scheduler.pause.state(self.scheduler.waiting)
+        return replace(self.scheduler.stats(), steps=self._steps, paused=paused, **seconds)
 
     def close(self) -> None:
         """Frees what the runner holds."""

@@ -10,9 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.errors import CLIENT_FAILURES, ContextLengthError, EngineDeadError, RequestError, param_names
+from penstock.config.errors import (
+    CLIENT_FAILURES,
+    AbortedError,
+    ContextLengthError,
+    EngineDeadError,
+    RequestError,
+    param_names,
+)
 from penstock.config.pooling import PoolingParams
-from penstock.core.request import EngineRequest, GenerationRequest
+from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.text.cut import chunks_of
 
@@ -83,6 +90,8 @@ async def _computed(
                 return Pooled(array("f", output.pooled), len(ids), cached)
             if output.error is not None and output.error in CLIENT_FAILURES:
                 raise RequestError(output.error, param=field, code=CLIENT_FAILURES[output.error])
+            if output.finish_reason is FinishReason.CANCELLED:
+                raise AbortedError
     finally:
         await outputs.aclose()
     raise EngineDeadError("The engine failed while it computed this text.")

@@ -73,7 +73,7 @@ class Accounts:
         found = self._rounds[number] = _Round(set(there))
         try:
             for each in there:
-                each.tell(front.TellRequests(number, asked.owner))
+                each.tell(front.TellRequests(number, asked.owner, asked.order, asked.name))
             if there:
                 waiting = asyncio.ensure_future(found.complete.wait())
                 await asyncio.wait((waiting,), timeout=PATIENCE_S)

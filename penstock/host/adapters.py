@@ -113,9 +113,9 @@ class AdapterNames:
         for number, scale in scales:
             if number not in by_number:
                 known = ", ".join(map(str, list(by_number)[:20])) or "there are none"
-                raise ParameterError(f"{param}.id", number, f"the id of an adapter ({known})")
+                raise ParameterError(param, {"id": number}, f"the id of an adapter ({known})")
             if not math.isfinite(scale):
-                raise ParameterError(f"{param}.scale", scale, "a finite number")
+                raise ParameterError(param, {"scale": scale}, "a finite number")
             chosen[number] = replace(by_number[number].use, weight=scale)
         found = tuple(use for use in chosen.values() if use.weight)
         if len(found) > MOST_ADAPTERS:

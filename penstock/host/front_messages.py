@@ -104,14 +104,17 @@ class Figures(msgspec.Struct, frozen=True, tag=True):
 
 
 class TellRequests(msgspec.Struct, frozen=True, tag=True):
-    """`OwnRequests` are wanted, of one owner or of all (None), with this number."""
+    """`OwnRequests` are wanted, of one owner or of all (None), with this number; or what an order of that owner about
+    what is called `name` comes to."""
 
     round: int
     owner: str | None
+    order: str = ""
+    name: str = ""
 
 
 class Requests(msgspec.Struct, frozen=True, tag=True):
-    """Answer to AskRequests: what each process told, a JSON list."""
+    """Answer to AskRequests: what each process told, JSON."""
 
     number: int
     told: list[bytes]
@@ -226,14 +229,17 @@ class AskFigures(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskRequests(msgspec.Struct, frozen=True, tag=True):
-    """`Requests` with this number are wanted: the last ones for models, of one owner or of all (None)."""
+    """`Requests` with this number are wanted: the last ones for models, of one owner or of all (None); or what all
+    processes answer to an order, see TellRequests."""
 
     number: int
     owner: str | None
+    order: str = ""
+    name: str = ""
 
 
 class OwnRequests(msgspec.Struct, frozen=True, tag=True):
-    """The last requests of this process, a JSON list."""
+    """The last requests of this process, or what an order came to: JSON."""
 
     round: int
     requests: bytes

@@ -165,12 +165,12 @@ class _MergedAdapters:
         self, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None
     ) -> tuple[tuple[AdapterSlots, LowRank], ...]:
         """As AdapterTarget: cut by heads; of keys transposed, as queries are multiplied with them."""
-        options, heads, rank = self.options, self.options.num_heads, len(down)
+        options, heads = self.options, self.options.num_heads
         if columns is not None:
             raise ConfigError("an adapter is DoRA of kv_b_proj, which is not served; take one of LoRA.")
         if len(up) != heads * (options.unrotated + options.value_dim):
             raise ConfigError(f"an adapter changes {len(up)} outputs of kv_b_proj; take one made for this model.")
-        of_heads = up.view(heads, -1, rank)
+        of_heads = up.view(heads, -1, len(down))
         keys, values = of_heads[:, : options.unrotated], of_heads[:, options.unrotated :]
         of_keys = self.keys.prepared(keys.transpose(1, 2), down.T.expand(heads, -1, -1), scale)
         return (self.keys, of_keys), (self.values, self.values.prepared(down.expand(heads, -1, -1), values, scale))

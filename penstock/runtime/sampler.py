@@ -8,36 +8,34 @@ and adaptive-p learned is kept with the sequence; an engine that goes on with th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.config import limits
-from penstock.config.samplers import LEARNING, LOOK_BACK
-from penstock.config.token_mask import token_mask
+from penstock.config.samplers import LEARNING
 from penstock.core.protocol import NewSequence, TokenLogprobs
-from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, RowSettings, SamplingKernel, first_places
+from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, SamplingKernel, first_places
+from penstock.runtime.logits_processors import (
+    NOTHING_PROCESSED,
+    LogitsProcessors,
+    ProcessedPlace,
+    ProcessedRows,
+    RowProcessors,
+    exchanged,
+    process,
+)
+from penstock.runtime.row_settings import row_settings
 from penstock.runtime.scoring import Floats, Place, ScoredRow, as_logits, told
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_USUAL = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""Settings of rows that have no chain: where one runs, they stay neutral."""
 
 
 class Draw(NamedTuple):
@@ -91,6 +89,7 @@ class _Row:
     logprobs: int | None
     learns: bool = False
     apart: ScoredRow | None = None
+    processors: RowProcessors | None = None
 
 
 @dataclass(slots=True)
@@ -107,20 +106,25 @@ class SamplingHandle:
     _take: Callable[[], tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]
     _scores: Callable[[Sequence[int]], Mapping[int, TokenLogprobs]]
     _states: Mapping[int, tuple[float, ...]]
+    _processed: Sequence[ProcessedPlace] = ()
+    _failures: Mapping[int, str] = field(default_factory=dict)
 
     def wait(self) -> list[RowSample]:
         """Waits for the samples, one a draw."""
         tokens, codes = self._take()
         sampled, errors = tokens.tolist(), codes.tolist()
         scores = self._scores(sampled)
+        for place in self._processed:
+            if sampled[place.number] >= 0:
+                place.row.generated_ids.append(sampled[place.number])
         if len(self._starts) > len(sampled):  # one place a draw
-            return _single(sampled, errors, scores, self._states)
+            return _single(sampled, errors, scores, self._states, self._failures)
         samples: list[RowSample] = []
         for begin, end in pairwise(self._starts):
             drawn = tuple(token for token in sampled[begin:end] if token >= 0)
             places = range(begin, begin + len(drawn))
             entries = tuple(scores[i] for i in places) if begin in scores else ()
-            error = None if drawn else ROW_ERRORS[errors[begin]]
+            error = None if drawn else self._failures.get(begin) or ROW_ERRORS[errors[begin]]
             samples.append(RowSample(drawn, entries, error, self._states.get(begin, ())))
         return samples
 
@@ -146,40 +150,6 @@ class PromptScores:
         ]
 
 
-def row_settings(new: NewSequence, vocab_size: int) -> RowSettings:
-    """The kernel's view of a row. Ids beyond the model's vocabulary are left out: nothing can sample them."""
-    params = new.sampling
-
-    def known(tokens: Iterable[int]) -> tuple[int, ...]:
-        return tuple(token for token in tokens if 0 <= token < vocab_size)
-
-    chain = params.chain()
-    running = {step.name for step in chain or ()}
-    usual: dict[str, Any] = {} if chain is not None else {name: float(getattr(params, name)) for name in _USUAL}
-    if "top_k" in usual:
-        usual["top_k"] = max(params.top_k, 0)
-    looks_back = usual.get("repetition_penalty", 1.0) != 1.0 or not running.isdisjoint(LOOK_BACK)
-    sequences = params.dry_breaker_sequences if "dry" in running else ()
-    return RowSettings(
-        vocab_size=vocab_size,
-        seed=new.seed & (2**64 - 1),
-        sequence=new.sequence,
-        min_tokens=params.min_tokens,
-        logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias if token < vocab_size),
-        allowed_ids=None if params.allowed_token_ids is None else known(params.allowed_token_ids),
-        bad_words=tuple(word for word in params.bad_words_ids if known(word) == word),
-        stop_ids=known(new.stop_ids),
-        prompt_ids=known(new.prompt_ids) if looks_back else (),
-        generated_ids=known(new.generated_ids),
-        chain=chain or (),
-        breaker_mask=token_mask(known(params.dry_breaker_ids), params.dry_breaker_mask) if "dry" in running else b"",
-        breaker_sequences=tuple(ids for ids in sequences if max(ids) < vocab_size),
-        protected_ids=known(params.xtc_protected_ids) if "xtc" in running else (),
-        state=new.sampler_state,
-        **usual,
-    )
-
-
 class Sampler:
     """The sampling state of all rows of a batch.
 
@@ -189,6 +159,7 @@ class Sampler:
         kernel: how to sample.
         mode: what is told as log-probabilities, one of `config.logprobs.LOGPROBS_MODES`.
         watermark_key: of rows that bring no key of their own.
+        processors: what rows may name as their logits processors; None where they are passed over, as of drafts.
     """
 
     def __init__(
@@ -198,12 +169,15 @@ class Sampler:
         kernel: SamplingKernel,
         mode: str = "raw_logprobs",
         watermark_key: int = limits.WATERMARK_KEY,
+        processors: LogitsProcessors | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self._watermark_key = watermark_key
         self._mode = mode
         self._kernel: Any = kernel  # one on a device has more methods
         self._rows: list[_Row | None] = [None] * max_rows
+        self._processors = processors
+        self._processed: set[int] = set()  # rows that have any
 
     @property
     def on_device(self) -> bool:
@@ -217,11 +191,15 @@ class Sampler:
         settings = row_settings(new, self.vocab_size)
         learns = bool(settings.chain) and settings.chain[-1].name in LEARNING
         apart = ScoredRow.of(new, settings, self._mode)
-        self._rows[new.slot] = _Row(self._kernel.row(settings), new.sampling.logprobs, learns, apart)
+        processors = None if self._processors is None else self._processors.of(new)
+        self._rows[new.slot] = _Row(self._kernel.row(settings), new.sampling.logprobs, learns, apart, processors)
+        if processors is not None:
+            self._processed.add(new.slot)
 
     def release_row(self, row: int) -> None:
         """Forgets a row; releasing a free row does nothing."""
         self._rows[row] = None
+        self._processed.discard(row)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Takes tokens of a row that are known without having been sampled here (forced by a grammar)."""
@@ -230,6 +208,8 @@ class Sampler:
             found.kernel_row.extend(token)
             if found.apart is not None:
                 found.apart.extend(token)
+            if found.processors is not None:
+                found.processors.generated_ids.append(token)
 
     def begin(
         self,
@@ -264,29 +244,32 @@ class Sampler:
             rows = [row for row, tokens in zip(rows, drafts, strict=True) for _ in range(len(tokens) + 1)]
         scored = [i for i, row in enumerate(rows) if row.logprobs is not None]
         places = _places(positions, drafts, masks)
+        asking, made = self._process(values, draws, starts)
         if kernel.on_device:
-            drawn = (
-                kernel.draw_drafted(values, kernel_rows, drafts, positions, masks)
-                if drafted
-                else kernel.draw(values, kernel_rows, positions, masks)
-            )
+            with exchanged(values, made) as changed:
+                drawn = (
+                    kernel.draw_drafted(changed, kernel_rows, drafts, positions, masks)
+                    if drafted
+                    else kernel.draw(changed, kernel_rows, positions, masks)
+                )
             for slot, index in followers:
                 drawn.follow(self._row(slot).kernel_row, range(starts[index], starts[index + 1]))
-            scores = self._score(values, drawn.tokens.clamp(min=0), scored, rows, places) if scored else _no_scores
-            return SamplingHandle(drawn.last, starts, drawn.take, scores, _states(rows))
-        found = (
-            kernel.verify(values, kernel_rows, drafts, positions, masks)
-            if drafted
-            else kernel.sample(values, kernel_rows, positions, masks)
-        )
+            told = self._score(values, drawn.tokens.clamp(min=0), scored, rows, places, made) if scored else _no_scores
+            return SamplingHandle(drawn.last, starts, drawn.take, told, _states(rows), asking, made.errors)
+        with exchanged(values, made) as changed:
+            found = (
+                kernel.verify(changed, kernel_rows, drafts, positions, masks)
+                if drafted
+                else kernel.sample(changed, kernel_rows, positions, masks)
+            )
         for slot, index in followers:
             self.extend(slot, [token for token in found[0][starts[index] : starts[index + 1]].tolist() if token >= 0])
         scored = [i for i in scored if found[0][i] >= 0]
         scores = _no_scores
         if scored:
-            told_now = self._score(values, found[0], scored, rows, places)(found[0].tolist())
+            told_now = self._score(values, found[0], scored, rows, places, made)(found[0].tolist())
             scores = lambda sampled: told_now  # noqa: E731
-        return SamplingHandle(None, starts, lambda: found, scores, _states(rows))
+        return SamplingHandle(None, starts, lambda: found, scores, _states(rows), asking, made.errors)
 
     def draw(
         self,
@@ -304,6 +287,8 @@ class Sampler:
             masks: as in `begin`.
         """
         rows = [self._row(slot) for slot in slots]
+        if not self._processed.isdisjoint(slots):  # the longer way, which knows of them
+            return self.begin(logits, [Draw(*one) for one in zip(slots, positions, strict=True)], masks).wait()
         tokens, errors = self._kernel.drawn(logits, [row.kernel_row for row in rows], positions, masks)
         scored = [i for i, row in enumerate(rows) if row.logprobs is not None and tokens[i] >= 0]
         scores: Mapping[int, TokenLogprobs] = {}
@@ -318,8 +303,29 @@ class Sampler:
         """As `begin`, and waits."""
         return self.begin(logits, draws, masks).wait()
 
+    def _process(
+        self, values: Any, draws: Sequence[Draw], starts: Sequence[int]
+    ) -> tuple[Sequence[ProcessedPlace], ProcessedRows]:
+        """Runs the processors of those rows that have any on copies of their logits."""
+        if self._processed.isdisjoint(draw.slot for draw in draws):
+            return (), NOTHING_PROCESSED
+        places = [
+            ProcessedPlace(start + ahead, row, draw.drafts[:ahead])
+            for draw, start in zip(draws, starts, strict=False)
+            if (row := self._row(draw.slot).processors) is not None
+            for ahead in range(len(draw.drafts) + 1)
+        ]
+        copied = self._copied(values, [place.number for place in places])()
+        return places, process(places, copied)
+
     def _score(
-        self, values: Any, chosen: Any, scored: list[int], rows: Sequence[_Row], places: Callable[[int], Place]
+        self,
+        values: Any,
+        chosen: Any,
+        scored: list[int],
+        rows: Sequence[_Row],
+        places: Callable[[int], Place],
+        made: ProcessedRows = NOTHING_PROCESSED,
     ) -> Callable[[Sequence[int]], dict[int, TokenLogprobs]]:
         """Begins to compute the log-probabilities that rows `scored` ask for; they are told for the tokens drawn."""
         usual = [i for i in scored if rows[i].apart is None]
@@ -337,7 +343,8 @@ class Sampler:
             copied = logits() if logits is not None else ()
             for at, (i, row) in enumerate(apart):
                 if sampled[i] >= 0:
-                    scores[i] = row.entry(copied[at], sampled[i], places(i))
+                    own = copied[at] if row.processed is None else made.rows.get(i, copied[at])
+                    scores[i] = row.entry(own, sampled[i], places(i))
             return scores
 
         return take
@@ -444,12 +451,13 @@ def _single(
     errors: list[int],
     scores: Mapping[int, TokenLogprobs],
     states: Mapping[int, tuple[float, ...]],
+    failures: Mapping[int, str] = MappingProxyType({}),
 ) -> list[RowSample]:
-    """The samples of draws of one token each; `scores` and `states` by number of the draw."""
+    """The samples of draws of one token each; the others by number of the draw."""
     return [
         RowSample((token,), (scores[i],) if i in scores else (), None, states.get(i, ()))
         if token >= 0
-        else RowSample(error=ROW_ERRORS[errors[i]])
+        else RowSample(error=failures.get(i) or ROW_ERRORS[errors[i]])
         for i, token in enumerate(tokens)
     ]
 

@@ -26,7 +26,7 @@ from penstock.engine.generation import TextGeneration
 _SAMPLED: Final = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words",
     "bad_words_ids", "min_tokens", "prompt_logprobs", "banned_strings", "logprob_token_ids",
-    "guidance_scale", "token_healing",
+    "guidance_scale", "token_healing", "logits_processors",
 )  # fmt: skip
 _NEVER: Final = float("-inf")
 Candidates = Sequence[tuple[int, float]]

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.config import limits
 from penstock.config.errors import (
     CLIENT_FAILURES,
+    AbortedError,
     ContextLengthError,
     RequestError,
 )
@@ -49,12 +50,17 @@ _OPENED_TOGETHER = 4  # of many prompts, so that others get their turn between
 
 
 class GenerationError(HttpError):
-    """A sequence failed after admission: 400 where the request would always fail, which no client should retry."""
+    """A sequence failed after admission: 400 where the request would always fail, which no client should retry; 503
+    where an operator ended it, after which the same request may be answered."""
 
     def __init__(self, message: str | None, *, cancelled: bool = False) -> None:
         """`cancelled`: somebody ended it."""
         self.cancelled = cancelled
         code = CLIENT_FAILURES.get(message or "")
+        if cancelled and message is None:
+            aborted = AbortedError()
+            super().__init__(aborted.status, str(aborted), code=aborted.code, headers={"Retry-After": "1"})
+            return
         message = message or "The generation was ended before it was complete."
         super().__init__(500 if code is None else 400, message, code=code or "generation_failed")
 

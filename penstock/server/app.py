@@ -85,6 +85,7 @@ from penstock.server.metrics import Metrics, log_throughput
 from penstock.server.middleware import RequestMiddleware
 from penstock.server.not_here import not_here_router
 from penstock.server.one_model import OneModel
+from penstock.server.orders import Orders
 from penstock.server.origins import SocketOrigins
 from penstock.server.reports import RequestReports, newest
 from penstock.server.resumable import ResumableMiddleware, ResumableStreams
@@ -172,7 +173,9 @@ def _context(
     if options.mcp_servers is not None:
         check_mcp()
         tools = ServerTools(read_servers(Path(options.mcp_servers)))
-    return ServerContext(models, lifecycle, metrics, trust, siblings, **told, habits=habits, tools=tools)
+    return ServerContext(
+        models, lifecycle, metrics, trust, siblings, **told, habits=habits, tools=tools, orders=Orders(siblings)
+    )
 
 
 def _reports(options: ServerOptions) -> RequestReports:
@@ -326,7 +329,7 @@ def _routers(
         "Adapters": (adapters_router(context, admins),),
         "llama-server": (
             llama_server_router(context),
-            chat_control_router(running),
+            chat_control_router(running, context.orders),
             llama_embeddings_router(context),
             resumed_router(streams, context.lifecycle),
             server_tools_router(context.tools, admins, context.lifecycle),

@@ -20,6 +20,7 @@ from penstock.server.errors import not_ready
 from penstock.server.habits import Habits
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import EngineFigures, Metrics, ModelMetrics
+from penstock.server.orders import Orders
 from penstock.server.siblings import Siblings
 
 if TYPE_CHECKING:
@@ -97,9 +98,16 @@ class ModelContext:
                 code="invalid_value",
             )
 
-    def require_ready(self) -> None:
-        """Raises HttpError 503 with Retry-After when new work cannot be taken."""
+    @property
+    def asleep(self) -> bool:
+        """Whether its engine sleeps."""
+        return self.frontend.client.state is EngineState.SLEEPING
+
+    def require_ready(self, *, or_asleep: bool = False) -> None:
+        """Raises HttpError 503 with Retry-After when new work cannot be taken; `or_asleep`: unless it sleeps."""
         state = self.frontend.client.state
+        if or_asleep and self.asleep:
+            return
         if self.lifecycle.draining:
             raise not_ready("The server is shutting down; send the request to another one.", "shutting_down")
         if state is EngineState.STARTING:
@@ -162,6 +170,7 @@ class ServerContext:
     changes_props: bool = False
     habits: Habits = field(default_factory=Habits)
     tools: ServerTools | None = None
+    orders: Orders = field(default_factory=Orders)
 
     async def model(
         self,

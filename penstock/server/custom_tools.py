@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from penstock.config import limits
+from penstock.config.errors import RequestError
 from penstock.engine.api import ToolCallDelta
 from penstock.server.errors import bad_value
 from penstock.server.tool_calls import call_piece, whole_calls
+from penstock.text.grammar.lark_regex import LarkError, as_expression, balanced
 
 _INPUT: Final = "input"
 _BEGINS: Final = '{"input": "'  # how the parser of answers writes such arguments
@@ -57,34 +60,25 @@ def _held(where: str, tool: Mapping[str, Any]) -> dict[str, str]:
     if "grammar" in form:
         where, grammar = f"{where}.grammar", form["grammar"]
     syntax = grammar.get("syntax") if isinstance(grammar, dict) else grammar
-    if syntax != "regex":
-        allowed = (
-            '"regex" (inputs are strings of JSON, which a lark grammar cannot hold; say its rules in the description)'
-        )
-        raise bad_value(f"{where}.syntax", syntax, allowed, "unsupported_parameter")
+    if syntax not in ("regex", "lark"):
+        raise bad_value(f"{where}.syntax", syntax, '"regex", "lark"')
     if not isinstance(definition := grammar.get("definition"), str):
         raise bad_value(f"{where}.definition", definition, "a string")
-    if not _closed(definition):
+    if syntax == "lark":
+        definition = _regular(f"{where}.definition", definition)
+    if not balanced(definition):
         raise bad_value(f"{where}.definition", definition, "a regular expression whose parentheses are in pairs")
     return {"pattern": f"^(?:{definition})$"}
 
 
-def _closed(expression: str) -> bool:
-    """Whether no parenthesis of a regular expression reaches out of it; in classes and escaped they are letters."""
-    depth, in_class = 0, False
-    letters = iter(expression)
-    for letter in letters:
-        if letter == "\\":
-            next(letters, None)
-        elif in_class:
-            in_class = letter != "]"
-        elif letter == "[":
-            in_class = True
-        else:
-            depth += (letter == "(") - (letter == ")")
-            if depth < 0:
-                return False
-    return depth == 0
+def _regular(field: str, definition: str) -> str:
+    """A Lark grammar as the regular expression that it is: inputs are strings of JSON, which no other can hold."""
+    if len(definition) > limits.MAX_LARK_CHARS:
+        raise bad_value(field, f"{len(definition)} characters", f"at most {limits.MAX_LARK_CHARS}")
+    try:
+        return as_expression(definition)
+    except LarkError as error:
+        raise RequestError(f"{field} cannot be followed: {error}.", param=field, code="invalid_value") from None
 
 
 def definition_fields(tools: Sequence[object] | None) -> dict[str, str]:

@@ -39,7 +39,8 @@ OF_DIALECTS: Mapping[str, str] = MappingProxyType(
         "CompletionBody.do_sample": "false takes the likeliest token always, whatever the temperature.",
         # SGLang
         "abort_all": "Requests are ended one by one; leave it out.",
-        "custom_params": "Extensions of other engines are not here; leave it out.",
+        "custom_logit_processor": "A registered processor of logits, by its name; code is refused.",
+        "custom_params": "Its arguments, by name.",
         "ebnf": "A grammar that the whole answer follows.",
         "extra_key": "Cached prefixes are shared only with requests that bring the same.",
         "input_ids": "Token ids, or a list of such.",

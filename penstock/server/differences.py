@@ -33,6 +33,7 @@ def _any(because: str) -> Difference:
 
 _NO_MEDIA = "There are no media to process: messages and prompts are text."
 _NO_EXTENSIONS = "Extensions of other engines are not here; leave it out."
+_NO_CODE = "Requests bring no code: name what the server was started with in logits_processors."
 _NO_TRANSFER = "Keys and values are not handed from one engine to another here; leave it out."
 _NO_SLOTS = "Every request finds what others have computed of its prompt; there are no slots to choose."
 _NO_SHIFT = "The context is never shifted: an answer ends where it is full."
@@ -49,7 +50,8 @@ _VLLM: Mapping[str, Difference] = MappingProxyType(
         "kv_transfer_params": Difference(_NO_TRANSFER, ({},)),
         "ec_transfer_params": Difference(_NO_TRANSFER, ({},)),
         "vllm_xargs": Difference(_NO_EXTENSIONS, ({},)),
-        "logits_processors": Difference(_NO_EXTENSIONS, ([],)),
+        "custom_logit_processor": Difference(_NO_CODE),
+        "custom_params": Difference(_NO_CODE, ({},)),
         "prompt_logprob_token_ids": Difference(_NO_BEAMS_OF_TOKENS, ([],)),
         "return_weight_versions": Difference("Weights do not change while they are served.", (False,)),
         "routed_experts_prompt_start": Difference("Which experts computed a token is not told; leave it out."),
@@ -59,7 +61,7 @@ _VLLM: Mapping[str, Difference] = MappingProxyType(
         "field_names": Difference("Answers have the fields of OpenAI's API; leave it out."),
     }
 )
-"""Fields of vLLM's clients."""
+"""Fields of vLLM's clients, and of SGLang's where they send what vLLM's do."""
 _LLAMA_ANSWERS: Mapping[str, Difference] = MappingProxyType(
     {
         "id_slot": _any(_NO_SLOTS),
@@ -116,7 +118,6 @@ _SGLANG: Mapping[str, Difference] = MappingProxyType(
         **dict.fromkeys(("image_data", "audio_data", "video_data", "modalities"), _MEDIA),
         **{name: Difference(_NO_TRANSFER) for name in ("bootstrap_host", "bootstrap_port", "bootstrap_room")},
         "input_embeds": Difference("Prompts are texts or token ids; leave it out."),
-        "custom_logit_processor": Difference(_NO_EXTENSIONS),
         "return_hidden_states": Difference("Hidden states are told by /pooling and /encode.", (False,)),
         "return_routed_experts": Difference("Which experts computed a token is not told; leave it out.", (False,)),
         "return_flat_raw_top_logprobs": Difference("Log-probabilities are told as lists; leave it out.", (False,)),

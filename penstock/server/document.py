@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from penstock.server.spoken import ALSO, Dialect, dialect_of
 
 EVENTS = "text/event-stream"
 _DIMENSIONS = ("dimensions", "output_dimension")
+_LIBRARY = ".ollama.models."
 _REF = "#/components/schemas/{model}"
 _STATUSES: dict[str, str] = {
     "400": "The request is not acceptable; `error.param` names the field. Beyond what the schema says: fields that "
@@ -216,7 +218,8 @@ def openapi(
     components.setdefault("schemas", {}).update(schemas["$defs"])
     for model in models:
         schema = components["schemas"][model.__name__]
-        _tell(schema, facts, ".ollama." in model.__module__)
+        if _LIBRARY not in model.__module__:  # whose bodies name models that are not there yet, or no more
+            _tell(schema, facts, ".ollama." in model.__module__)
         for field, difference in DIFFERENCES.get(model.__name__, {}).items():
             schema["properties"][field] = _harmless(difference)
     for name, schema in components["schemas"].items():
@@ -228,8 +231,9 @@ def openapi(
         for method, operation in operations.items():
             spoken = (dialect_of(path, method.upper()), *ALSO.get(path, ()))
             failure = {"application/json": {"schema": _one_of(*(_ERRORS[dialect] for dialect in spoken))}}
+            _tell_places(operation, path)
             for parameter in operation.get("parameters", ()):
-                if parameter["name"] == "model":
+                if parameter["name"] == "model" and parameter["in"] == "path":
                     parameter["schema"] = {"enum": list(facts.names)}
                 elif parameter["name"] == "version":
                     parameter["schema"] = {"enum": ["1"]}
@@ -243,6 +247,15 @@ def openapi(
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}, "key": key}
         document["security"] = [{"bearer": []}, {"key": []}]
     return document
+
+
+def _tell_places(operation: dict[str, Any], path: str) -> None:
+    """Tells of the parts of a path that its function does not ask for, as a document has to."""
+    told = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
+    for name in re.findall(r"\{(\w+)\}", path):
+        if name not in told:
+            place = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            operation.setdefault("parameters", []).append(place)
 
 
 def _harmless(difference: Difference) -> dict[str, Any]:

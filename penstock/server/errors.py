@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from penstock.config.errors import (
+    AbortedError,
     EngineDeadError,
     ModelUnavailableError,
     OverloadedError,
@@ -70,7 +71,7 @@ def failure_of(error: BaseException) -> Failure:
     """What to tell of an exception; anything unforeseen becomes a 500 that says nothing of its cause."""
     if isinstance(error, RequestError):
         headers: Mapping[str, str] = error.headers if isinstance(error, HttpError) else {}
-        if isinstance(error, (OverloadedError, ModelUnavailableError)):
+        if isinstance(error, (AbortedError, OverloadedError, ModelUnavailableError)):
             headers = {"Retry-After": str(error.retry_after)}
         return Failure(error.status, str(error), error.param, error.code, headers)
     if isinstance(error, TemplateError):

@@ -56,7 +56,7 @@ def mixed_prompts(prompt: Any, field: str, frontend: Frontend) -> list[Generatio
 
 def _prompt(where: str, prompt: Any, frontend: Frontend) -> GenerationRequest:
     if isinstance(prompt, dict):
-        if prompt.get("multimodal_data"):
+        if prompt.get("multimodal_data") not in (None, []):
             raise bad_value(f"{where}.multimodal_data", prompt["multimodal_data"], "none (this model takes text)")
         prompt = prompt.get("prompt_string")
     request = GenerationRequest(uuid.uuid4().hex, SamplingParams())

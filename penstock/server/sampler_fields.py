@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from penstock.config import limits
 from penstock.config.errors import ParameterError
 from penstock.config.samplers import RANGES, SAMPLERS, check_token_ids, order_names, priority_names, sampler_names
-from penstock.server.shapes import RequestBody, StopPatterns, TokenId, TokenIds, whole
+from penstock.server.shapes import RequestBody, StopPatterns, TokenId, TokenIds, or_null, whole
 
 _NAMES = sorted({name for sampler in SAMPLERS for name in (sampler.name, *sampler.names)})
 _LIST = {"type": "array", "items": {"enum": _NAMES}, "maxItems": limits.MAX_SAMPLERS}
@@ -32,6 +32,24 @@ BannedText = Annotated[str, Field(min_length=1, max_length=limits.MAX_BANNED_STR
 BannedTexts = BannedText | Annotated[list[BannedText], Field(max_length=limits.MAX_BANNED_STRINGS)]
 BannedTokens = Annotated[
     list[TokenId | BannedText], Field(max_length=limits.MAX_BAD_WORD_TOKENS), BeforeValidator(whole)
+]
+PROCESSOR = {"type": "string", "pattern": r"^[\w.:/-]{1,128}$"}
+_ARGUMENTS = {"args": or_null({"type": "array"}), "kwargs": or_null({"type": "object"})}
+_CALLS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "required": [name],
+        "properties": {name: PROCESSOR, **_ARGUMENTS},
+        "additionalProperties": False,
+    }
+    for name in ("name", "qualname")
+]
+Processors = Annotated[
+    list[Annotated[str, Field(max_length=128)] | dict[str, Any]],
+    Field(max_length=limits.MAX_LOGITS_PROCESSORS),
+    WithJsonSchema(
+        {"type": "array", "items": {"anyOf": [PROCESSOR, *_CALLS]}, "maxItems": limits.MAX_LOGITS_PROCESSORS}
+    ),
 ]
 
 
@@ -55,6 +73,7 @@ class SamplerBody(RequestBody):
     dry_penalty_last_n: Annotated[int, within("dry_penalty_last_n")] | None = None
     dry_sequence_breakers: Breakers | None = None
     stop_regex: StopPatterns | None = None
+    logits_processors: Processors | None = None
     watermark: bool | None = None
     watermark_gamma: Annotated[float, within("watermark_gamma")] | None = None
     watermark_delta: Annotated[float, within("watermark_delta")] | None = None

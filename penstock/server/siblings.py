@@ -29,6 +29,7 @@ class Siblings:
         self.count = count
         self.own = own
         self._send = send
+        self.carry_out: Callable[[str, str, str], Any] = lambda order, owner, name: None
         self._figures: Callable[[], Awaitable[bytes]] | None = None
         self._requests: Callable[[str | None], list[dict[str, Any]]] = lambda owner: []
         self._turn = asyncio.Lock()  # what is told later is no less
@@ -54,6 +55,12 @@ class Siblings:
         assert isinstance(answer, front.Requests)
         return [msgspec.json.decode(told) for told in answer.told]
 
+    async def carried_out(self, order: str, owner: str, name: str) -> list[Any]:
+        """What each process answers to an order of an owner; raises HttpError 503 as `figures`."""
+        answer = await self._answer(lambda number: front.AskRequests(number, owner, order, name))
+        assert isinstance(answer, front.Requests)
+        return [msgspec.json.decode(told) for told in answer.told]
+
     async def _answer(self, question: Callable[[int], front.Up]) -> front.Figures | front.Requests:
         self._number += 1
         number = self._number
@@ -76,9 +83,14 @@ class Siblings:
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
         elif isinstance(message, front.TellRequests):
-            self._send(front.OwnRequests(message.round, msgspec.json.encode(self._requests(message.owner))))
+            self._send(front.OwnRequests(message.round, msgspec.json.encode(self._told(message))))
         elif (answer := self._asked.get(message.number)) is not None and not answer.done():
             answer.set_result(message)
+
+    def _told(self, message: front.TellRequests) -> Any:
+        if message.order:
+            return self.carry_out(message.order, message.owner or "", message.name)
+        return self._requests(message.owner)
 
     async def _tell(self) -> None:
         async with self._turn:

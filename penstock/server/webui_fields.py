@@ -70,6 +70,14 @@ _OURS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
 """By their name, ours, and what a value is here; None says nothing."""
 
 
+def names_of_theirs(body: WebuiBody) -> dict[str, str]:
+    """By our names, those under which a body said the same; see `param_names`."""
+    given = {name: getattr(body, name, None) for name in _OURS}
+    return {
+        _OURS[name][0]: name for name, said in given.items() if said is not None and _OURS[name][1](said) is not None
+    }
+
+
 def under_our_names(body: WebuiBody) -> dict[str, Any]:
     """What a body says under these names, by ours, so that whoever reads or checks it knows of ours alone.
 

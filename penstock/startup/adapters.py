@@ -17,12 +17,12 @@ def make_adapter_room(spec: EngineSpec) -> AdapterRoom:
     Raises:
         ConfigError: the model's layers take none.
     """
-    options, model, checkpoint = spec.options, spec.model, spec.checkpoint
+    options, model = spec.options, spec.model
     if not options.enable_lora:
         return AdapterRoom()
     if model.runs:
         raise ConfigError(f"--enable-lora is not possible: {model.runs}. Merge the adapter into the model's weights.")
     targets = add_adapters(model, spec.kernels, options.max_loras + 1, options.max_lora_rank)
-    matrices = StoredMatrices(checkpoint, spec.weights)
-    loader = AdapterLoader(targets, model.renames, matrices.read, checkpoint.config)
+    matrices = StoredMatrices(spec.checkpoint, spec.weights)
+    loader = AdapterLoader(targets, model.renames, matrices.read, spec.checkpoint.config)
     return AdapterRoom(loader.load, options.max_loras, adapter_bytes(spec.facts, options))

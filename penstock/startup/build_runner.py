@@ -26,6 +26,7 @@ from penstock.runtime.graphs import (
     padded_sizes,
 )
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.logits_processors import load_processors
 from penstock.runtime.pooling import Pooler
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
@@ -152,7 +153,8 @@ def make_runner(
         memory, builder, executor = make_parts(spec, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
     model = spec.model
     kernel = spec.kernels.sampling()
-    sampler = Sampler(model.vocab_size, rows, kernel, options.logprobs_mode, options.watermark_key)
+    processors = load_processors(options.logits_processors)
+    sampler = Sampler(model.vocab_size, rows, kernel, options.logprobs_mode, options.watermark_key, processors)
     graphs = None
     if sampler.on_device and isinstance(executor, EagerExecutor):
         why = _unrecordable(spec)

@@ -19,6 +19,7 @@ from penstock.kernels.cpu.step_program import StepProgram, address
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.logits_processors import load_processors
 from penstock.runtime.replay import ReplayExecutor
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
@@ -81,7 +82,8 @@ def restarted(again: Again, drafting: Drafting) -> Started:
     groups = group_layers(kept.specs)
     builder = BatchBuilder(len(groups), rows, -(-plan.max_model_len // size), size, None)
     told, key = again.options.logprobs_mode, again.options.watermark_key
-    sampler = Sampler(kept.vocab_size, rows, NativeSampling(), told, key)
+    processors = load_processors(again.options.logits_processors)
+    sampler = Sampler(kept.vocab_size, rows, NativeSampling(), told, key, processors)
     runner = ModelRunner(executor, memory, sampler, builder, Collaborators(drafting=drafting))
     log_plan(plan)
     return Started(again.options, plan, again.options.model, groups, False, runner, _told(again, executor.describe))

@@ -150,6 +150,8 @@ def test_flags_of_others_on_our_own_command() -> None:
     assert (context.params["served_model_name"], context.params["aliases"]) == ("a", ["b", "c"])
     assert context.meta[UNNEEDED] == ["--swap-space is not needed: Nothing depends on it here."]
     assert context_of("m", "--enable-auto-tool-choice").meta[UNNEEDED][0].startswith("--enable-auto-tool-choice is not")
+    context = context_of("m", "--logits-processors", "a:b", "c=d:e", "--served-model-name", "x", "y")
+    assert context.params["logits_processors"] == ["a:b", "c=d:e"] and context.params["aliases"] == ["y"]
     assert context_of("m", "--chat-template", "-tp {{ x }}").params["chat_template"] == "-tp {{ x }}"
     for words, said in (
         (("--trust-remote-code",), "never run"),

@@ -76,14 +76,18 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "gpu_memory_utilization": 0.5,
         "max_logprobs": -1, "logprobs_mode": "raw_logits", "hf_overrides": '{"rope_theta": 5.0}',
         "watermark_key": 42, "speculative_config": '{"method": "ngram"}', "pooler_config": '{"dimensions": 4}',
+        "max_loras": 3, "max_lora_rank": 32, "max_cpu_loras": 9,
     }  # fmt: skip
     flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
     flags += ["--no-enable-prefix-caching", "--batch-invariant", "--enforce-eager", "--scheduling-policy", "priority"]
+    flags += ["--enable-lora"]
     flags += ["--share-prefix-cache", "--shared-prompt", str(tmp_path / "system.txt")]
+    flags += ["--logits-processors", "a:B", "--logits-processors", "c=d:e"]
     engine, _, _ = parsed("/", *flags)
     changed = {field.name for field in fields(EngineOptions) if getattr(engine, field.name) != field.default}
     assert changed == {field.name for field in fields(EngineOptions)}
     assert engine.kv_cache_memory == 2**20 and engine.shared_prompts == ("Be brief.",)
+    assert engine.logits_processors == ("a:B", "c=d:e")
     assert parsed("--async-scheduling")[0].depth == 1
     _, server, _ = parsed(
         "--host", "::1", "--port", "0", "--api-key", "a", "--api-key", "b", "--drain-timeout", "2",
@@ -92,6 +96,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "--no-slots", "--props", "--chat-template", "{{ messages }}", "--uds", "/run/s", "--root-path", "/a",
         "--enable-force-include-usage", "--return-tokens-as-token-ids", "--grpc-port", "8001",
         "--moderation-model", "guard", "--mcp-servers", "mcp.json",
+        "--lora-modules", "a=b", "--lora", "c:0.5",
     )  # fmt: skip
     origins = ("http://one", "http://two")
     assert server == ServerOptions(
@@ -111,6 +116,8 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         grpc_port=8001,
         moderation_model="guard",
         mcp_servers="mcp.json",
+        lora_modules=("a=b",),
+        lora=("c:0.5",),
     )
     (tmp_path / "chat.jinja").write_text("{{ 1 }}", encoding="utf-8")
     assert parsed("--chat-template-file", str(tmp_path / "chat.jinja"))[1].chat_template == "{{ 1 }}"

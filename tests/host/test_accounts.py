@@ -50,6 +50,19 @@ async def test_all_are_asked_and_told() -> None:
     assert await asked(one, 8) == ["0 of None", "1 of None"]
 
 
+async def test_an_order_is_handed_to_all() -> None:
+    one, other = some("", "")
+    heard: list[front.Down] = []
+    tell = other.tell
+    other.tell = lambda message: (heard.append(message), tell(message))  # type: ignore[method-assign, assignment]
+    one.accounts.asked(one, front.AskRequests(3, "me", "stop", "x"))
+    async with asyncio.timeout(60):
+        assert len((await one.answers.get()).told) == 2
+    (message,) = heard
+    assert isinstance(message, front.TellRequests)
+    assert (message.owner, message.order, message.name) == ("me", "stop", "x")
+
+
 async def test_who_is_silent_or_dies_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 60.0)
     one, _ = some("", "dies")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,108 +16,29 @@ from penstock.kernels.cpu import native
 from penstock.kernels.reference.chain import is_green
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.runtime.sampler import Draw, Sampler
+from tests.runtime.exact_samplers import (
+    Weights,
+    adapted,
+    dynamic,
+    eta,
+    excluded,
+    kept,
+    smooth,
+    softmax,
+    surprising,
+    tail_free,
+    top_a,
+    top_n_sigma,
+    top_p,
+    zipf,
+)
 
 LOGITS = (2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 0.25, 1.75, -2.0, 0.75, 1.25)
 PROMPT, OUTPUT = (0, 1, 2, 8, 0, 3), (1, 4, 0, 1, 2)
-Weights = dict[int, float]
-"""Token → logit."""
-
-
-def softmax(z: Weights) -> Weights:
-    most = max(z.values())
-    total = math.fsum(math.exp(v - most) for v in z.values())
-    return {t: math.exp(v - most) / total for t, v in z.items()}
-
-
-def ranked(z: Weights) -> list[int]:
-    return sorted(z, key=lambda t: (-z[t], t))
-
-
-def kept(z: Weights, keep: Callable[[int], bool]) -> Weights:
-    return {t: v for t, v in z.items() if keep(t)}
-
-
-def entropy(z: Weights) -> float:
-    return -math.fsum(p * math.log(p) for p in softmax(z).values())
-
-
-def top_n_sigma(z: Weights, n: float) -> Weights:
-    values = list(z.values())
-    return kept(z, lambda t: z[t] >= max(values) - n * float(np.std(values)))
-
-
-def top_a(z: Weights, a: float) -> Weights:
-    p = softmax(z)
-    return kept(z, lambda t: p[t] >= a * max(p.values()) ** 2)
-
-
-def tail_free(z: Weights, mass: float) -> Weights:
-    p, order = softmax(z), ranked(z)
-    first = [p[a] - p[b] for a, b in itertools.pairwise(order)]
-    second = [abs(a - b) for a, b in itertools.pairwise(first)]
-    reached, count = 0.0, 1
-    for bend in second:
-        reached += bend / sum(second)
-        if reached > mass:
-            break
-        count += 1
-    return kept(z, lambda t: t in order[:count])
-
-
-def eta(z: Weights, epsilon: float) -> Weights:
-    p, limit = softmax(z), min(epsilon, math.sqrt(epsilon) * math.exp(-entropy(z)))
-    return kept(z, lambda t: p[t] >= limit or p[t] == max(p.values()))
-
-
-def top_p(z: Weights, mass: float) -> Weights:
-    p, chosen, reached = softmax(z), set(), 0.0
-    for token in ranked(z):
-        chosen.add(token)
-        reached += p[token]
-        if reached >= mass:
-            break
-    return kept(z, lambda t: t in chosen)
-
-
-def dynamic(z: Weights, low: float, high: float, exponent: float) -> Weights:
-    heat = low + (high - low) * (entropy(z) / math.log(len(z))) ** exponent
-    return {t: v / heat for t, v in z.items()}
-
-
-def smooth(z: Weights, factor: float, curve: float) -> Weights:
-    most, k, s = max(z.values()), (3 - curve) / 2, (curve - 1) / 2
-    return {t: -k * factor * (v - most) ** 2 + s * factor * (v - most) ** 3 + most for t, v in z.items()}
-
-
-def excluded(z: Weights, threshold: float) -> Weights:
-    p, order = softmax(z), ranked(z)
-    choices = [t for t in order if p[t] >= threshold]
-    return kept(z, lambda t: t not in choices[:-1])
-
-
-def adapted(z: Weights, wanted: float) -> Weights:
-    distance = {t: abs(p - wanted) / 0.3 for t, p in softmax(z).items()}
-    return {t: 5 - 10 * d * d / (1 + d) for t, d in distance.items()}
-
-
-def surprising(z: Weights, most: float) -> Weights:
-    p = softmax(z)
-    return kept(z, lambda t: -math.log2(p[t]) <= most or t == ranked(z)[0])
-
-
-def zipf(z: Weights, mu: float) -> Weights:
-    p, order = softmax(z), ranked(z)
-    t = [math.log((i + 2) / (i + 1)) for i in range(len(order) - 1)]
-    b = [math.log(p[one] / p[other]) for one, other in itertools.pairwise(order)]
-    s = sum(x * y for x, y in zip(t, b, strict=True)) / sum(x * x for x in t)
-    k = ((s - 1) * 2**mu / (1 - len(LOGITS) ** -(s - 1))) ** (1 / s)
-    return kept(z, lambda token: token in order[: max(int(k), 1)])
-
-
 Z: Weights = dict(enumerate(LOGITS))
 
 
-def penalised(strength: dict[int, float], times: dict[int, float], rep: float, pres: float, freq: float) -> Weights:
+def penalised_by(strength: dict[int, float], times: dict[int, float], rep: float, pres: float, freq: float) -> Weights:
     out = dict(Z)
     for t, part in strength.items():
         factor = 1 + (rep - 1) * part
@@ -152,7 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], Weights]] = {
         excluded(Z, 0.1),
     ),
     "adaptive_p": ({"adaptive_target": 0.15}, adapted(Z, 0.15)),
-    "mirostat_1": ({"mirostat": 1, "mirostat_tau": 1.0}, zipf(Z, 2.0)),
+    "mirostat_1": ({"mirostat": 1, "mirostat_tau": 1.0}, zipf(Z, 2.0, len(LOGITS))),
     "mirostat_2": ({"mirostat": 2, "mirostat_tau": 1.6}, surprising(Z, 3.2)),
     "mirostat_2_tight": ({"mirostat": 2, "mirostat_tau": 0.1}, {0: 0.0}),
     "mirostat_without_filters": ({"mirostat": 2, "mirostat_tau": 1.6, "top_k": 1}, surprising(Z, 3.2)),
@@ -185,13 +104,13 @@ CASES: dict[str, tuple[dict[str, Any], Weights]] = {
                  {**Z, 8: Z[8] - 0.7 * 1.75}),
     "dry_range": ({"dry_multiplier": 0.7, "dry_penalty_last_n": 5}, Z),
     "range": ({"repetition_penalty": 1.5, "frequency_penalty": 0.5, "repeat_last_n": 3},
-              penalised({0: 1, 1: 1, 2: 1}, {0: 1, 1: 1, 2: 1}, 1.5, 0.0, 0.5)),
+              penalised_by({0: 1, 1: 1, 2: 1}, {0: 1, 1: 1, 2: 1}, 1.5, 0.0, 0.5)),
     "range_into_the_prompt": ({"repetition_penalty": 1.5, "presence_penalty": 0.5, "repeat_last_n": 6},
-                              penalised({0: 1, 1: 1, 2: 1, 3: 1, 4: 1}, {0: 1, 1: 1, 2: 1, 4: 1}, 1.5, 0.5, 0.0)),
+                              penalised_by({0: 1, 1: 1, 2: 1, 3: 1, 4: 1}, {0: 1, 1: 1, 2: 1, 4: 1}, 1.5, 0.5, 0.0)),
     "no_range": ({"repetition_penalty": 1.5, "repeat_last_n": 0}, Z),
     # strengths of the last tokens, 2 1 0 4 1: 1, 1, 1/2 … the fourth has none
     "decay": ({"repetition_penalty": 1.5, "frequency_penalty": 0.8, "repeat_last_n": 1, "repetition_decay": 2},
-              penalised({2: 1, 1: 1, 0: 0.5}, {2: 1, 1: 1, 0: 0.5}, 1.5, 0.0, 0.8)),
+              penalised_by({2: 1, 1: 1, 0: 0.5}, {2: 1, 1: 1, 0: 0.5}, 1.5, 0.0, 0.8)),
 }  # fmt: skip
 
 

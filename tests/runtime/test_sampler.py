@@ -20,7 +20,8 @@ from penstock.evaluate.watermark import detect
 from penstock.kernels.cpu import native
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import SamplingKernel
-from penstock.runtime.sampler import Draw, RowSample, Sampler, row_settings
+from penstock.runtime.row_settings import row_settings
+from penstock.runtime.sampler import Draw, RowSample, Sampler
 
 VOCAB = 300
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from penstock.config.errors import RequestError
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.custom_tools import InputReader, as_function
-from tests.server.support import Running, script_of
+from penstock.text.grammar.lark_regex import as_expression
+from tests.server.support import Running, Serving, script_of
 from tests.text.answers import cut
+from tests.text.test_lark_regex import PATCH
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 INPUT = 'print("Ö\\n") # 😀\n\t</tool_call>'
@@ -128,7 +131,8 @@ def test_an_input_that_is_cut(api: openai.OpenAI, server: Running, text: TextPip
 @pytest.mark.parametrize(
     ("tool", "param", "said"),
     [
-        ({"format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}, "format.syntax", "regex"),
+        ({"format": {"type": "grammar", "syntax": "gbnf", "definition": "start: /a/"}}, "format.syntax", "regex"),
+        ({"format": {"type": "grammar", "syntax": "lark", "definition": "start: a"}}, "format.definition", "called a"),
         ({"format": {"type": "grammar", "syntax": "regex", "definition": 5}}, "format.definition", "a string"),
         ({"format": {"type": "json"}}, "format.type", '"text", "grammar"'),
         ({"name": "a b"}, "name", "letters, digits"),
@@ -167,3 +171,18 @@ def test_a_custom_tool_has_its_name_for_itself(server: Running, chats: bool) -> 
         path, body = "/v1/responses", {"input": "Hello", "tools": tools}
     answer = httpx.post(f"{server.url}{path}", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[1]")
+
+
+def test_an_input_is_held_to_a_lark_grammar(concierge: Serving) -> None:
+    """The bundled model, which has never seen a patch, writes one."""
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": PATCH}}
+    tool = {"type": "custom", "custom": {"name": "patch", "format": grammar}}
+    body = {"messages": HELLO, "tools": [tool], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}
+    for seed in range(2):
+        asked = {**body, "seed": seed, "temperature": 0.8 * seed, "max_tokens": 200}
+        answer = httpx.post(f"{concierge.url}/v1/chat/completions", json=asked, timeout=60).json()
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert call["type"] == "custom" and call["custom"]["name"] == "patch"
+        whole = answer["choices"][0]["finish_reason"] == "tool_calls"
+        assert call["custom"]["input"].startswith("*** Begin Patch\n***")
+        assert not whole or re.fullmatch(as_expression(PATCH), call["custom"]["input"])

@@ -113,7 +113,8 @@ BEYOND = re.compile(
         *("only for embeddings", "as many as the other list has", "allowed: instruction, a string"),
         *("this model's context", "max_pattern_size", "Send exactly one of", "The body has", "are taken"),
         "sampling_params",
-        *("dry_sequence_breakers", "with commas between them"),
+        *("dry_sequence_breakers", "with commas between them", "processors are registered by"),
+        "in a stream, whose events",
         *("among the tools", "one of tools", "without tools", "both say what form", "leave one of them out"),
         *("which is fetched later", "--max-logprobs"),
         *(r"with stream: true", "is required with", "use_beam_search", "with beam search"),
@@ -150,6 +151,13 @@ def test_every_operation_is_in_the_list(fuzzed: Running) -> None:
     document = httpx.get(f"{fuzzed.url}/openapi.json").json()
     there = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
     assert there == {(method, path) for method, path, _ in OPERATIONS + NOT_YET + PAUSES}
+
+
+def test_every_part_of_a_path_is_told(fuzzed: Running) -> None:
+    for path, item in httpx.get(f"{fuzzed.url}/openapi.json").json()["paths"].items():
+        for method, operation in item.items():
+            told = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            assert told == set(re.findall(r"\{(\w+)\}", path)), (method, path)
 
 
 def refused_beyond_the_schema(response: schemathesis.Response) -> bool:

@@ -81,6 +81,33 @@ def test_who_comes_to_a_paused_engine_waits(
     assert answers[0].json()["choices"] == truth
 
 
+def test_who_was_aborted_is_told_to_come_again(text: TextPipeline) -> None:
+    """In each dialect's shape, with 503: the request is right, and nothing has failed."""
+    chat = {"model": "scripted", "messages": [{"role": "user", "content": "a"}]}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1500}),
+        ("/v1/messages", {**chat, "max_tokens": 1500}),
+        ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 1500}}),
+    ]
+    answers: list[httpx.Response] = []
+
+    def ask(path: str, body: dict[str, Any]) -> None:
+        answers.append(httpx.post(server.url + path, json=body, timeout=60))
+
+    with running(text) as server:
+        server.runner.endless, server.runner.delay = True, 0.05  # none comes to its end by itself
+        clients = [threading.Thread(target=ask, args=one) for one in asked]
+        for client in clients:
+            client.start()
+        until(lambda: server.live == len(asked))
+        assert post(server, "/pause?mode=abort").status_code == 200
+        for client in clients:
+            client.join(60)
+        assert [answer.status_code for answer in answers] == [503] * len(asked), [one.text for one in answers]
+        assert all("An operator of this server ended" in one.text and one.headers["retry-after"] for one in answers)
+        assert post(server, "/resume").status_code == 200
+
+
 def test_an_abort_ends_what_runs(concierge: Serving) -> None:
     with httpx.stream(
         "POST", f"{concierge.url}/v1/completions", timeout=60,

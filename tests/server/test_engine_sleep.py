@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -38,6 +39,14 @@ def sleeps(server: Serving) -> bool:
     return bool(httpx.get(f"{server.url}/is_sleeping", timeout=60).json()["is_sleeping"])
 
 
+def props(server: Serving) -> dict[str, Any]:
+    """llama-server's, which a sleeping engine's server answers as well."""
+    answer = httpx.get(f"{server.url}/props", timeout=60)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
 @pytest.mark.parametrize(
     ("sleep", "wake"),
     [("/sleep", "/wake_up"), ("/release_memory_occupation", "/resume_memory_occupation")],
@@ -47,11 +56,12 @@ def test_it_gives_all_back_and_answers_as_before(
 ) -> None:
     server, client = concierge
     truth, process = completed(server).json()["choices"], psutil.Process(client.pid)
-    assert not sleeps(server)
+    assert not sleeps(server) and props(server)["is_sleeping"] is False
     for _ in range(2):  # the second changes nothing
         assert post(server, sleep).json() == {"status": "sleeping"} and sleeps(server)
     assert client.pid == 0 and not process.is_running()
     refused = completed(server)
+    assert props(server)["is_sleeping"] is True and props(server)["total_slots"] > 0
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sleeping")
     assert refused.headers["retry-after"]
     ready = httpx.get(f"{server.url}/readyz")

@@ -329,7 +329,7 @@ def test_fields_that_ask_for_nothing(server: Running, harmless: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("lora", [{"id": 0, "scale": 1.0}], "no adapters"),
+        ("lora", [{"id": 0, "scale": 1.0}], "the id of an adapter"),
         ("min_keep", 3, "send 0"),
         ("n_predict", -2, "at least -1"),
         ("top_p", 1.5, "at most 1"),
@@ -535,7 +535,7 @@ def test_fields_of_other_engines_that_ask_for_nothing(server: Running, harmless:
     [
         ("kv_transfer_params", {"a": 1}, "not handed"),
         ("vllm_xargs", {"a": 1}, "not here"),
-        ("logits_processors", ["x"], "not here"),
+        ("custom_logit_processor", "x", "bring no code"),
         ("return_mm_kwargs", 0, "Media"),
     ],
 )

@@ -295,3 +295,48 @@ def test_the_hosts_death_is_everybodys(served: Served) -> None:
 def test_a_number_of_processes_that_cannot_be(count: int) -> None:
     with pytest.raises(ConfigError, match=rf"--api-server-count is {count}; allowed: 1 to 64"):
         serve(EngineOptions(), ServerOptions(port=0, api_server_count=count))
+
+
+class Written(threading.Thread):
+    """Reads a Kobold stream of a name of its own."""
+
+    def __init__(self, client: httpx.Client, name: str) -> None:
+        super().__init__(daemon=True)
+        self.client, self.name, self.begun = client, name, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        body = {"prompt": "Hello", "max_length": 900, "max_context_length": 1024, "bypass_eos": True}
+        with self.client.stream("POST", "/api/extra/generate/stream", json={**body, "genkey": self.name}) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    self.begun.set()
+        self.begun.set()
+
+
+def test_an_answer_is_asked_for_and_ended_whichever_process_writes_it(served: Served) -> None:
+    """The engine is stopped meanwhile, so that no answer comes to its end."""
+    others, live, turn = by_process(served, 8), list[Written](), 0
+    while not live:
+        turn += 1
+        writers = [Written(client, f"k{turn}-{at}") for at, client in enumerate(by_process(served, 8))]
+        assert all(writer.begun.wait(WAIT_S) for writer in writers)
+        engine(served).suspend()
+        time.sleep(1)  # what is on its way is read
+        live = [writer for writer in writers if writer.is_alive()]
+        if not live:
+            engine(served).resume()
+    try:
+        for other, writer in zip(others, live, strict=False):
+            asked = {"genkey": writer.name}
+            assert other.post("/api/extra/generate/check", json=asked).json()["results"][0]["text"]
+            assert other.post("/api/extra/abort", json=asked).json()["success"] == "true"
+        assert others[0].post("/api/extra/abort", json={"genkey": "nobody"}).json()["success"] == "false"
+        unknown = others[0].post("/v1/chat/completions/control", json={"id": "chatcmpl-x", "action": "reasoning_end"})
+        assert unknown.status_code == 404
+    finally:
+        engine(served).resume()
+    for writer in live:
+        writer.join(WAIT_S)
+        assert not writer.is_alive()
+    until(lambda: all(listens(served) for _ in range(20)), WAIT_S)

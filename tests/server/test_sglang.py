@@ -305,3 +305,9 @@ def test_vertex_ais_route(server: Running) -> None:
     for body in refusals:
         refused = httpx.post(f"{server.url}/vertex_generate", json=body, timeout=60)
         assert refused.status_code == 400 and "retryable" in refused.json()["error"], body
+
+
+@pytest.mark.parametrize(("path", "field", "value"), [("/generate", "input_ids", "AAA"), ("/generate", "text", [1, 2])])
+def test_texts_and_token_ids_have_fields_of_their_own(server: Running, path: str, field: str, value: Any) -> None:
+    answer = httpx.post(server.url + path, json={field: value}, timeout=60)
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(f"{field} is"), answer.text

@@ -191,3 +191,25 @@ def test_models(server: Running) -> None:
     names = got("/model/list")["model_names"]
     assert got("/model/info")["model_name"] == names[0]
     assert got("/lora/list") == {"lora_names": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        ("/v1/chat/completions", {"chat_template_str": "{% x %}"}, "chat_template_str"),
+        ("/v1/chat/completions", {"instruction_template_str": "{% x %}"}, "instruction_template_str"),
+        ("/v1/chat/completions", {"max_new_tokens": 100_000}, "max_new_tokens"),
+        ("/v1/completions", {"n_predict": 100_000}, "n_predict"),
+        ("/v1/completions", {"max_tokens": 100_000}, "max_tokens"),
+        ("/v1/completions", {"grammar_string": "root ::="}, "grammar_string"),
+        ("/v2/models/scripted/generate", {"min_length": 100_000}, "min_length"),
+        ("/v2/models/scripted/generate", {"parameters": {"min_length": 100_000}}, "min_length"),
+    ],
+)
+def test_refusals_name_the_field_that_was_sent(server: Running, path: str, fields: dict[str, Any], field: str) -> None:
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]} if "chat" in path else {"prompt": "Hi"}
+    said = {"text_input": "Hi"} if path.startswith("/v2") else said
+    answer = httpx.post(server.url + path, json={**said, **fields}, timeout=60)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error.startswith(f"{field} is") if isinstance(error, str) else error["param"] == field

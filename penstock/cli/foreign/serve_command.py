@@ -13,7 +13,8 @@ from penstock.cli.foreign.table import ENGINES, SPOKEN, answer_to, flags_of, fou
 
 UNNEEDED: Final = "penstock.unneeded"
 """Where a context keeps what to say of flags that were typed and are not needed here."""
-_HELP, _NAME = "--help-flags", "--served-model-name"
+_HELP: Final = "--help-flags"
+_SEVERAL: Final = {"--served-model-name": "--alias", "--logits-processors": "--logits-processors"}
 _WIDTH: Final = 34
 
 
@@ -61,13 +62,16 @@ def _dashed(words: Sequence[str], known: Mapping[str, bool]) -> Iterator[str]:
 
 
 def _named(words: Sequence[str]) -> list[str]:
-    """With each further name of the model as an alias: vLLM takes several behind one flag, after the model."""
-    if _NAME not in words[1:] or words[0].startswith("-"):
-        return [*words]
-    first = words.index(_NAME) + 2
-    last = next((at for at in range(first, len(words)) if words[at].startswith("-")), len(words))
-    more = [word for name in words[first:last] for word in ("--alias", name)]
-    return [*words[:first], *more, *words[last:]]
+    """With each further value behind a flag of its own: vLLM takes several names and processors behind one, after the
+    model."""
+    found = [*words]
+    for flag, repeated in _SEVERAL.items():
+        if flag not in found[1:] or found[0].startswith("-"):
+            continue
+        first = found.index(flag) + 2
+        last = next((at for at in range(first, len(found)) if found[at].startswith("-")), len(found))
+        found[first:last] = [word for value in found[first:last] for word in (repeated, value)]
+    return found
 
 
 def _ours(words: Iterator[str], takes: Mapping[str, bool]) -> tuple[list[str], list[str]]:

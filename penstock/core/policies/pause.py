@@ -36,10 +36,12 @@ class PauseGate:
         self.until: int | None = None
         self.frozen = False
 
-    @property
-    def paused(self) -> int:
-        """0 while it goes on, 1 while it is paused, 2 while it is frozen."""
-        return 2 if self.frozen else int(self.until is not None)
+    def state(self, waiting: Sequence[Queued]) -> int:
+        """0 while it goes on, 2 while it is frozen, 3 while some of those that wait have their turn before it rests,
+        else 1 while it is paused."""
+        if self.frozen or self.until is None:
+            return 2 if self.frozen else 0
+        return 3 if any(one.order < self.until for one in waiting) else 1
 
     def set(self, control: Control, arrivals: int) -> None:
         """Pauses or goes on; `arrivals` is the number of the next request."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -13,10 +13,14 @@ from penstock.server.body import read_body
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError
+from penstock.server.orders import Orders
 from penstock.server.shapes import Loose, Name
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
+
+
+_ORDER: Final = "end the reasoning"
 
 
 class ControlBody(Loose):
@@ -53,14 +57,15 @@ class RunningChats:
         return True
 
 
-def chat_control_router(running: RunningChats) -> APIRouter:
-    """The route over the chats that run."""
+def chat_control_router(running: RunningChats, orders: Orders) -> APIRouter:
+    """The route over the chats that run, in whichever of the server's processes."""
     router = APIRouter()
+    orders.learn(_ORDER, running.end_reasoning)
 
     @router.post("/v1/chat/completions/control", summary="End a chat's reasoning", openapi_extra=takes(ControlBody))
     async def control(request: Request) -> Response:
         body = await read_body(request, ControlBody, any_type="origin" not in request.headers)
-        if not running.end_reasoning(owner_of(request), body.id):
+        if not any(await orders.give(_ORDER, owner_of(request), body.id)):
             raise HttpError(
                 404,
                 f"No chat {body.id} is being answered whose request has reasoning_control: true.",

@@ -24,6 +24,8 @@ from penstock.server.shapes import Loose
 
 _LOOK_S = 0.02  # between two looks at whether an engine has come to rest
 _LOOKS = 50  # at an engine that does not seem to be paused, before it is thought to have been and to go on already
+_COMING_TO_REST = (1, 3)
+"""`EngineStats.paused` of an engine that answers whom it has before it rests."""
 FROZEN = "frozen"
 """The code of the refusal where somebody else freezes an engine before it rests."""
 _SGLANG = {"abort": Control.ABORT, "in_place": Control.KEEP, "retract": Control.RETRACT}
@@ -93,7 +95,7 @@ class Engines:
                 stats = await client.stats()
                 if not rests or (stats.paused == 1 and not stats.running):
                     return
-                left = 0 if stats.paused == 1 else left - 1
+                left = 0 if stats.paused in _COMING_TO_REST else left - 1
                 if left < 0:
                     raise _frozen() if stats.paused else _resumed()
                 await asyncio.sleep(_LOOK_S)

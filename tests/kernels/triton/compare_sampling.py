@@ -13,7 +13,9 @@ from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import RowSettings
-from penstock.runtime.sampler import Draw, Sampler
+from penstock.runtime.logits_processors import load_processors
+from penstock.runtime.sampler import Draw, RowSample, Sampler
+from tests.engine.processors import ALL
 from tests.kernels.triton.compare import sides
 
 VOCAB = 1500
@@ -197,6 +199,42 @@ def compare_chains(device: str) -> None:
             other.extend(5)
             np.testing.assert_allclose(row.state, other.state, rtol=1e-9)
     assert [row.generated for row in rows] == [row.generated for row in others]
+
+
+def compare_processors(device: str) -> None:
+    """Rows with logits processors, with and without drafts: the host's tokens, log-probabilities and failures."""
+    both, rng = sides(device, torch.float32, "sampling"), np.random.default_rng(9)
+    registered = load_processors(ALL)
+    samplers = [
+        Sampler(VOCAB, 4, kernel, "processed_logprobs", processors=registered)
+        for kernel in (both.ours.sampling(), ReferenceSampling())
+    ]
+    calls: tuple[list[Any], ...] = (
+        ["history"],
+        [],
+        [{"name": "Odd", "args": [3]}, "history"],
+        [{"name": "failing", "args": [3]}],
+    )
+    for sampler in samplers:
+        for slot, call in enumerate(calls):
+            params = SamplingParams(logits_processors=call, logprobs=2, top_k=30 * (slot % 2))  # type: ignore[arg-type]
+            sampler.add_row(NewSequence(slot, "r", 0, (1, 2, 1), (), 0, (), params, seed=slot))
+    found: list[list[RowSample]] = []
+    for step in range(4):
+        drafts = [(1, 2), (), (), (3,)] if step == 1 else [()] * 4
+        values = (rng.normal(size=(sum(len(ahead) + 1 for ahead in drafts), VOCAB)) * 3).astype(np.float32)
+        values[:, 1:4] += 9
+        draws = [Draw(slot, 10 * step, ahead) for slot, ahead in enumerate(drafts)]
+        found = []
+        for sampler in samplers:
+            here = both.here(torch.from_numpy(values)) if sampler.on_device else values
+            found.append(sampler.sample(here, draws))
+            np.testing.assert_array_equal(values, here.cpu().numpy() if sampler.on_device else here)
+        for one, other in zip(*found, strict=True):
+            assert (one.tokens, one.error) == (other.tokens, other.error)
+            assert [entry.rank for entry in one.logprobs] == [entry.rank for entry in other.logprobs]
+    errors = [sample.error for sample in found[0]]
+    assert errors[:3] == [None] * 3 and "RuntimeError" in str(errors[3])
 
 
 def drafts_for(

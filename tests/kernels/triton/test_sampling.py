@@ -13,6 +13,7 @@ from tests.kernels.triton.compare_sampling import (
     compare_errors,
     compare_followers,
     compare_logprobs,
+    compare_processors,
     compare_samplers,
     compare_sampling,
     compare_tokens_left_on_the_device,
@@ -68,3 +69,7 @@ def test_misuse_is_refused(device):
 
 def test_rows_with_chains_are_drawn_as_on_the_host(device):
     compare_chains(device)
+
+
+def test_rows_with_processors_are_processed_as_on_the_host(device):
+    compare_processors(device)

@@ -28,6 +28,7 @@ from penstock.server.encoding import json_answer, json_response, made_answer
 from penstock.server.errors import describe
 from penstock.server.shapes import check_one_answer
 
+_CHECK, _ABORT = "what is written so far", "abort, as Kobold"
 _API = "1.2.5"  # of KoboldAI, which clients compare
 _CPP = "1.110"  # of KoboldCpp, the same
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -86,7 +87,7 @@ def kobold_router(context: ServerContext) -> APIRouter:
             failed=lambda error: event(describe(error, request.scope)[1], "message"),
         )
 
-    _add_running(router, running)
+    _add_running(router, context, running)
     _add_about(router, context)
     return router
 
@@ -100,29 +101,41 @@ async def _tokens(frontend: Frontend, text: str, field: str, *, special: bool = 
         return await frontend.tokenize(asked if special else replace(asked, add_special_tokens=False))
 
 
-def _add_running(router: APIRouter, running: RunningReplies) -> None:
-    """What is asked of answers while they are written."""
+def _add_running(router: APIRouter, context: ServerContext, running: RunningReplies) -> None:
+    """What is asked of answers while they are written, by whichever of the server's processes."""
+    orders = context.orders
 
-    def checked(request: Request, genkey: str) -> Response:
-        reply = running.find(owner_of(request), genkey)
-        return json_response({"results": [{"text": reply.text if reply else ""}]})
+    def so_far(owner: str, genkey: str) -> str:
+        reply = running.find(owner, genkey)
+        return reply.text if reply else ""
+
+    def aborted(owner: str, genkey: str) -> bool:
+        if (reply := running.find(owner, genkey)) is not None:
+            reply.abort()
+        return reply is not None
+
+    orders.learn(_CHECK, so_far)
+    orders.learn(_ABORT, aborted)
+
+    async def checked(request: Request, genkey: str) -> Response:
+        texts = await orders.give(_CHECK, owner_of(request), genkey)
+        return json_response({"results": [{"text": next(filter(None, texts), "")}]})
 
     path = "/api/extra/generate/check"
 
     @router.post(path, summary="What an answer has so far", openapi_extra=takes(GenkeyBody))
     async def check(request: Request) -> Response:
-        return checked(request, (await _read(request, GenkeyBody)).genkey or "")
+        return await checked(request, (await _read(request, GenkeyBody)).genkey or "")
 
     @router.get(path, summary="What the answer without a name has so far", openapi_extra=gives("application/json"))
     async def check_unnamed(request: Request) -> Response:
-        return checked(request, "")
+        return await checked(request, "")
 
     @router.post("/api/extra/abort", summary="End an answer", openapi_extra=takes(GenkeyBody))
     async def abort(request: Request) -> Response:
-        reply = running.find(owner_of(request), (await _read(request, GenkeyBody)).genkey or "")
-        if reply is not None:
-            reply.abort()
-        return json_response({"success": "false" if reply is None else "true", "done": "true"})
+        genkey = (await _read(request, GenkeyBody)).genkey or ""
+        found = any(await orders.give(_ABORT, owner_of(request), genkey))
+        return json_response({"success": "true" if found else "false", "done": "true"})
 
 
 def _add_about(router: APIRouter, context: ServerContext) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.errors import ParameterError, RequestError
+from penstock.config.errors import ParameterError, RequestError, param_names
 from penstock.server.body import validate
 from penstock.server.dialects.kserve.schema import KserveGenerateBody, KserveInferBody, KserveParameters
 from penstock.server.dialects.kserve.tensors import BinaryTensors
@@ -108,10 +108,12 @@ def _call(
     name: str | None = None,
 ) -> KserveCall:
     said = params.model_dump(exclude_none=True, exclude=set(_OWN) | {"model"})
+    sent = {ours: theirs for theirs, ours in _OURS.items() if theirs in said}
     for theirs, ours in _OURS.items():
         if theirs in said and ours in said:
             raise ParameterError(theirs, said[theirs], f"one of {theirs} and {ours}, which say the same; leave one out")
         if theirs in said:
             said[ours] = said.pop(theirs)
-    completion = completion_call(validate(CompletionBody, {**said, "prompt": list(prompts)}), defaults)
+    with param_names(sent):
+        completion = completion_call(validate(CompletionBody, {**said, "prompt": list(prompts)}), defaults)
     return KserveCall(completion, prompts, params.exclude_input_in_output is False, binary, name)

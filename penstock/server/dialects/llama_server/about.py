@@ -40,9 +40,9 @@ class SlotsQuery(ModelQuery):
 def add_about(router: APIRouter, context: ServerContext) -> None:
     """The routes over one server's context."""
 
-    async def model_of(request: Request, query: ModelQuery) -> ModelContext:
+    async def model_of(request: Request, query: ModelQuery, *, or_asleep: bool = False) -> ModelContext:
         model = await context.model(request, query.model or None)
-        model.require_ready()
+        model.require_ready(or_asleep=or_asleep)
         return model
 
     @router.get("/props", summary="What the server and its model are", openapi_extra=asks(ModelQuery))
@@ -50,7 +50,7 @@ def add_about(router: APIRouter, context: ServerContext) -> None:
         query = read_query(ModelQuery, request)
         if context.models.host is not None and not query.model:
             return json_response(router_props(context))
-        return json_response(_props(await model_of(request, query), context))
+        return json_response(_props(await model_of(request, query, or_asleep=True), context))
 
     @router.post("/props", summary="Change what the server is", openapi_extra=takes(PropsBody))
     async def change_props(request: Request) -> Response:
@@ -110,5 +110,5 @@ def _props(model: ModelContext, context: ServerContext) -> dict[str, Any]:
         },
         **special,
         "build_info": f"penstock-{__version__}",
-        "is_sleeping": False,
+        "is_sleeping": model.asleep,
     }

@@ -18,12 +18,18 @@ from penstock.server.shapes import (
     an_object,
     either,
     nothing_but,
+    or_null,
 )
 
 _CALL = an_object({"function": an_object({"name": STRING, "arguments": {"type": "object"}})})
 _MESSAGE = an_object(
-    {"role": {"enum": ["system", "user", "assistant", "tool"]}, "content": STRING},
-    {"thinking": STRING, "tool_name": STRING, "tool_calls": {"type": "array", "items": _CALL}},
+    {"role": {"enum": ["system", "user", "assistant", "tool"]}},
+    {
+        "content": or_null(STRING),
+        "thinking": STRING,
+        "tool_name": STRING,
+        "tool_calls": {"type": "array", "items": _CALL},
+    },
 )
 _TOOL = an_object({"function": an_object({"name": FUNCTION_NAME})}, {"type": {"const": "function"}})
 Messages = Annotated[

@@ -21,7 +21,7 @@ from penstock.server.document import EVENTS, takes
 from penstock.server.errors import REQUEST_ID
 from penstock.server.handed_on import handed_on
 from penstock.server.infilling import infilled
-from penstock.server.webui_fields import within_context
+from penstock.server.webui_fields import names_of_theirs, within_context
 
 
 def named(call: OpenAICall, request: Request) -> OpenAICall:
@@ -52,8 +52,8 @@ def openai_router(context: ServerContext, chats: StoredChats, running: RunningCh
             return answer
         body = await read_body(request, ChatBody)
         model = await context.model(request, body.model, events=body.stream, lora=body.lora)
-        model.check_template(body.chat_template)
-        with param_names(sent_names(body)):
+        with param_names({**sent_names(body), **names_of_theirs(body)}):
+            model.check_template(body.chat_template)
             call = await translated(request, chat_call, body, model.frontend.text.defaults)
             call = replace(call, requests=within_context(call.requests, body, model.max_model_len()))
             keep = chats.keeper(owner_of(request), body)
@@ -69,7 +69,7 @@ def openai_router(context: ServerContext, chats: StoredChats, running: RunningCh
             return answer
         body = await read_body(request, CompletionBody)
         model = await context.model(request, body.model, events=body.stream, lora=body.lora)
-        with param_names(sent_names(body)):
+        with param_names({**sent_names(body), **names_of_theirs(body)}):
             call = await translated(request, completion_call, body, model.frontend.text.defaults)
             model.require_ready()
             asked = within_context(call.requests, body, model.max_model_len())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -33,10 +33,13 @@ from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
 from penstock.server.spoken import Dialect
 
+_ABORT: Final = "abort, as SGLang"
+
 
 def sglang_router(context: ServerContext) -> APIRouter:
     """The routes over one server's context."""
     router, running = APIRouter(), RunningReplies()
+    context.orders.learn(_ABORT, running.abort)
 
     async def answer(request: Request, body: SglangBody) -> Response:
         model = await context.model(request, body.model, events=body.stream, adapter=body.lora_path)
@@ -83,7 +86,7 @@ def sglang_router(context: ServerContext) -> APIRouter:
             raise HttpError(400, "abort_all is true; allowed: false. Send the rid of each request.", param="abort_all")
         model = await context.model(request, body.model)
         of = GenerationRequest(body.rid, SamplingParams(), owner=owner_of(request))
-        running.abort(of.owner, body.rid)
+        await context.orders.give(_ABORT, of.owner, body.rid)
         model.frontend.client.cancel(of.live_id)
         return json_response({"success": True})
 

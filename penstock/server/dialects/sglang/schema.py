@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
+from penstock.server.sampler_fields import PROCESSOR
 from penstock.server.shapes import (
     STRING,
     TOKEN_ID_BOUND,
@@ -52,6 +53,9 @@ Start = Annotated[int, Field(ge=-1, le=limits.MAX_TOKENS)]
 Top = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
 Schema = Annotated[dict[str, Any] | str, WithJsonSchema({"anyOf": [{"type": "object"}, STRING]})]
 
+Processor = Annotated[str, Field(max_length=limits.MAX_GRAMMAR_CHARS), WithJsonSchema(PROCESSOR)]
+"""The name of a registered one; what SGLang's own clients send is code, and longer."""
+
 
 class SglangParams(Body):
     """How tokens are chosen, of one prompt or of all."""
@@ -77,7 +81,7 @@ class SglangParams(Body):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    custom_params: Annotated[Any, nothing_but({})] = None
+    custom_params: dict[str, Any] | None = None
     stream_interval: int | None = None
     logit_bias: (
         Annotated[dict[TokenKey, Bias], Field(max_length=limits.MAX_LOGIT_BIAS), members(limits.MAX_LOGIT_BIAS)] | None
@@ -114,6 +118,7 @@ class SglangBody(_Given):
     top_logprobs_num: Top | Annotated[list[Top], _MANY_PARAMS, BeforeValidator(whole)] | None = None
     return_text_in_logprobs: bool | None = None
     return_prompt_token_ids: bool | None = None
+    custom_logit_processor: Processor | Annotated[list[Processor | None], _MANY_PARAMS] | None = None
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
     extra_key: Annotated[str, Field(min_length=1, max_length=limits.MAX_CACHE_SALT_CHARS)] | None = None

@@ -11,18 +11,17 @@ from typing import Any, TypeVar
 from penstock.config import limits
 from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import ParameterError, RequestError
+from penstock.config.logits_processors import ProcessorCall, as_calls
 from penstock.config.sampling import SamplingParams
 from penstock.core.request import GenerationRequest
 from penstock.server.dialects.sglang.schema import SglangBody, SglangParams, SglangPoolingBody
-from penstock.server.errors import Unavailable, refuse_unavailable
+from penstock.server.errors import bad_value
 from penstock.server.prompts import prompts_of
 from penstock.server.structured import asked, object_grammar, schema_grammar
 
 _DEFAULT_TOKENS = 128  # SGLang's
 _ANY_JSON = "$$ANY$$"
-_UNAVAILABLE: Unavailable = {
-    "custom_params": (({},), "Extensions of other engines are not here; leave it out."),
-}
+_PROCESSOR = "custom_logit_processor"
 _SAME = (
     *("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "n"),
     *("ignore_eos", "skip_special_tokens"),
@@ -35,6 +34,7 @@ SENT: Mapping[str, str] = MappingProxyType(
         "max_tokens": f"{_WHERE}.max_new_tokens",
         "min_tokens": f"{_WHERE}.min_new_tokens",
         "seed": f"{_WHERE}.sampling_seed",
+        "logits_processors": _PROCESSOR,
         "logprobs": "top_logprobs_num",
         "prompt": "text",
         "prompt_ids": "input_ids",
@@ -55,6 +55,7 @@ class Told:
         start: the first position of the prompt that they are told of, -1 for none.
         top: alternatives with each token.
         no_output: the prompt alone is wanted (max_new_tokens 0).
+        processor: the name of what changes its logits, None for nothing.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Told:
     start: int
     top: int
     no_output: bool
+    processor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,13 @@ def given_prompts(body: SglangBody | SglangPoolingBody) -> Sequence[str | Sequen
     """
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Send exactly one of text and input_ids.", param="text", code="invalid_value")
-    if body.text is None:
-        return prompts_of(body.input_ids, "input_ids")
-    return prompts_of(body.text, "text")
+    field = "input_ids" if body.text is None else "text"
+    given = getattr(body, field)
+    prompts = prompts_of(given, field)
+    if isinstance(prompts[0], str) != (field == "text"):
+        allowed = "a text, or a list of texts" if field == "text" else "token ids, or a list of such lists"
+        raise bad_value(field, given, allowed)
+    return prompts
 
 
 def is_many(body: SglangBody | SglangPoolingBody) -> bool:
@@ -125,8 +131,16 @@ def sglang_call(body: SglangBody, defaults: Mapping[str, Any]) -> SglangCall:
     )
     starts = _each(-1 if body.logprob_start_len is None else body.logprob_start_len, count, "logprob_start_len")
     tops = _each(body.top_logprobs_num or 0, count, "top_logprobs_num")
+    processors = _each(body.custom_logit_processor, count, _PROCESSOR)
     told = tuple(
-        Told(names[place], logprobs[place], starts[place], tops[place], params[place].max_new_tokens == 0)
+        Told(
+            names[place],
+            logprobs[place],
+            starts[place],
+            tops[place],
+            params[place].max_new_tokens == 0,
+            processors[place],
+        )
         for place in range(count)
     )
     requests = tuple(
@@ -181,7 +195,6 @@ def names_of(body: SglangBody | SglangPoolingBody, count: int) -> list[str]:
 
 
 def _sampling(params: SglangParams, told: Told, defaults: Mapping[str, Any]) -> SamplingParams:
-    refuse_unavailable(params, _UNAVAILABLE)
     chosen = {name: value for name in _SAME if (value := getattr(params, name)) is not None}
     if not params.keeps_all:
         chosen["top_k"] = params.top_k
@@ -202,7 +215,28 @@ def _sampling(params: SglangParams, told: Told, defaults: Mapping[str, Any]) -> 
         logprobs=told.top if told.logprobs and not told.no_output else None,
         prompt_logprobs=told.top if scored else None,
         prompt_logprobs_start=told.start + 1 if scored else 0,
+        logits_processors=_processors(told.processor, params.custom_params),
     )
+
+
+def _processors(name: str | None, arguments: Mapping[str, Any] | None) -> tuple[ProcessorCall, ...]:
+    """The processor that a prompt names, with what it is given by name.
+
+    Raises:
+        RequestError: it is code, or there are arguments of none.
+    """
+    if name is None:
+        if arguments:
+            allowed = f"{{}}, or the arguments of a registered processor that {_PROCESSOR} names"
+            raise ParameterError(f"{_WHERE}.custom_params", arguments, allowed)
+        return ()
+    if name.lstrip().startswith("{"):
+        message = (
+            f"{_PROCESSOR} holds code, which is never run here: a processor is registered when the server starts, "
+            "with --logits-processors name=module:function; send its name."
+        )
+        raise RequestError(message, param=_PROCESSOR, code="unsupported_parameter")
+    return as_calls([{"name": name, "kwargs": arguments}])
 
 
 def _grammar(params: SglangParams) -> Grammar | None:

@@ -22,7 +22,7 @@ _KNOWN = frozenset(field.name for field in fields(SamplingParams)) - _MADE
 _HARMLESS: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
     {
         **dict.fromkeys(("detokenize", "spaces_between_special_tokens", "output_kind", "flat_logprobs", "skip_clone")),
-        **dict.fromkeys(("extra_args", "structured_outputs", "logits_processors", "repetition_detection"), ({}, [])),
+        **dict.fromkeys(("extra_args", "structured_outputs", "repetition_detection"), ({}, [])),
         **dict.fromkeys(("skip_reading_prefix_cache", "watermarking"), (False,)),
         **dict.fromkeys(_MADE, ("",)),
         "thinking_token_budget": (),

@@ -42,6 +42,7 @@ _OneOfTwo = Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]  # clients s
 _Digest = Annotated[str, Field(max_length=100)]
 _Files = Annotated[dict[_Name, _Digest], Field(max_length=limits.MAX_FILES_OF_A_MODEL)]
 _LINES = "application/x-ndjson"
+_UNREACHED = "The registry cannot be reached, or does not do what it is asked."
 _PROGRESS_S = 0.2  # between two lines of one work
 
 
@@ -97,11 +98,15 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
     router, threads = APIRouter(), LibraryThreads(dealt(AT_ONCE, context.siblings))
     works = _Works(context, host, threads)
 
-    def route(path: str, summary: str, body: type[Loose]) -> Callable[..., Any]:
-        return router.post(path, summary=summary, openapi_extra=takes(body))
+    def route(path: str, summary: str, body: type[Loose], *media_types: str) -> Callable[..., Any]:
+        return router.post(path, summary=summary, openapi_extra=takes(body, *media_types))
+
+    def exchanging() -> dict[str, Any]:
+        told = takes(PullBody, _LINES)
+        return {**told, "responses": {**told["responses"], "502": {"description": _UNREACHED}}}
 
     def add_exchange(name: str, doing: str, exchange: Callable[[str, bool, Told, threading.Event], object]) -> None:
-        @route(f"/api/{name}", f"{name.capitalize()} a model", PullBody)
+        @router.post(f"/api/{name}", summary=f"{name.capitalize()} a model", openapi_extra=exchanging())
         async def handler(request: Request) -> Response:
             body = await _read(request, PullBody, keys)
             model = _named(body.model, body.name)
@@ -111,7 +116,7 @@ def library_router(context: ServerContext, host: ModelHost, shelf: Shelf, keys: 
     add_exchange("pull", "pulling", shelf.pull)
     add_exchange("push", "pushing", shelf.push)
 
-    @route("/api/create", "Create a model", CreateBody)
+    @route("/api/create", "Create a model", CreateBody, _LINES)
     async def create(request: Request) -> Response:
         body = await _read(request, CreateBody, keys)
         name = _named(body.model, body.name)
