@@ -15,7 +15,7 @@ from penstock.kernels.api import KernelSet
 from penstock.layers.batch import MaskKind
 from penstock.layers.draft_head import DraftHead
 from penstock.layers.part import FINAL, WHOLE, layer_input
-from penstock.models import eagle3
+from penstock.models import eagle3, medusa, mtp
 from penstock.models.blueprint import Blueprint
 from penstock.models.draft_heads import TAPPED, TargetFacts, tapped_layers
 from penstock.models.fields import Fields
@@ -24,7 +24,9 @@ from penstock.runtime.drafters.drafting import TappedDrafter
 from penstock.runtime.drafters.head import HeadDrafter, ParallelDrafter
 from penstock.runtime.drafters.head_blocks import HeadBlocks
 from penstock.runtime.drafters.hidden_states import Taps
+from penstock.runtime.drafters.medusa import MedusaDrafter
 from penstock.runtime.executor import make_executor
+from penstock.runtime.places import place_of
 from penstock.runtime.sampler import Sampler
 from penstock.startup.cache_plan import every_position
 from penstock.startup.draft_room import DraftNeeds
@@ -54,6 +56,11 @@ def head_of(
             fields = Fields(files.config, f"{files.path}: config.json")
             model = _declared(kind, fields, kernels, options, facts, files.tensors)
         draft_ids(files, facts)
+        most = len(model.guesses) if isinstance(model, medusa.MedusaHeads) else asked.num_speculative_tokens
+        if asked.num_speculative_tokens > most:
+            raise CheckpointError(
+                f"num_speculative_tokens is {asked.num_speculative_tokens}, and there are {most} heads, each for one."
+            )
         weights = plan_weights(model, files, LoadTarget(model.dtype, options.torch_device, options.device != "cpu"))
         needs = DraftNeeds(asked, files.facts(), planned_bytes(weights))
         check_numbers(files)
@@ -72,12 +79,16 @@ def load_head(
     """Loads a head and joins it with its target's tables and blocks, for so many sequences a step."""
     head, files = draft.model, draft.files
     device = torch.device(options.torch_device)
-    assert files is not None and isinstance(head, DraftHead) and options.max_num_batched_tokens
-    head.share(target)
+    assert files is not None and options.max_num_batched_tokens
+    if isinstance(head, DraftHead):
+        head.share(target)
     load_weights(head, files, draft.weights)
     head.place(device)
     traits = draft_traits(draft, target, options, plan)
     sampler = Sampler(target.vocab_size, rows, kernels.sampling(), watermark_key=options.watermark_key)
+    if isinstance(head, medusa.MedusaHeads):
+        return MedusaDrafter(head, sampler, place_of(device), traits)
+    assert isinstance(head, DraftHead)
     memory = draft_memory(draft, target, kernels, options, plan, rows)
     ids = draft_ids(files, TargetFacts(hidden_size(target), target.vocab_size, len(target.blocks)))
     parallel = isinstance(head, eagle3.ParallelHead)
@@ -100,8 +111,13 @@ def hidden_size(model: Model) -> int:
 
 def _declared(
     kind: str, fields: Fields, kernels: KernelSet, options: EngineOptions, target: TargetFacts, names: Container[str]
-) -> DraftHead:
-    blueprint = Blueprint.read(fields, kernels, getattr(torch, options.dtype), options.max_model_len)
+) -> Model:
+    dtype = getattr(torch, options.dtype)
+    if kind == "mtp":
+        return mtp.build(fields.values, kernels, dtype, options.max_model_len, target, names)
+    blueprint = Blueprint.read(fields, kernels, dtype, options.max_model_len)
+    if kind == "medusa":
+        return medusa.build(blueprint, target, names)
     return eagle3.build(blueprint, target, names, kind == "p-eagle")
 
 

@@ -31,7 +31,7 @@ from tests.engine.test_grammars import held
 from tests.models import tiny
 
 MODEL = "penstock-concierge"
-DEPTHS = {"eagle3": 7}
+DEPTHS = {"eagle3": 7, "mtp": 7, "medusa": 4, "p-eagle": 7}
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "logprobs": 2},
     {"temperature": 1.0},
@@ -222,6 +222,24 @@ def test_a_conversation_keeps_its_entries(models: Path, kind: str) -> None:
     anew.close()
     seconds = {known: drafts for (name, known), drafts in watch.made.items() if name == "second"}
     assert seconds and seconds == {known: drafts for (_, known), drafts in other.made.items()}
+
+
+def test_layers_of_the_targets_own_files(models: Path) -> None:
+    """They are found without being named, and a target's memory is planned without them."""
+    target = str(models / f"{MODEL}-mtp")
+    options = EngineOptions(target, dtype="float32", max_model_len=500, kv_blocks=50)
+    plans = []
+    for one in (options, replace(options, speculative_config='{"method": "mtp"}')):
+        engine, info = build_engine(one)
+        item = golden(models, "mtp")[0]
+        params = SamplingParams(temperature=0.0, max_tokens=len(item["greedy"]))
+        answer = run(engine, EngineRequest("r", tuple(item["prompt"]), params, speculate=4))
+        assert answer["r", 0].tokens == item["greedy"]
+        plans.append((engine.stats().accepted_tokens, {row.name: row.value for row in info.memory}))
+        engine.close()
+    assert plans[0][0] == 0 < plans[1][0]
+    assert plans[0][1]["weights"] == plans[1][1]["weights"]
+    assert "draft model" not in plans[0][1] and "draft model" in plans[1][1]
 
 
 def test_the_method_is_read_from_the_head(models: Path) -> None:
