@@ -67,5 +67,6 @@ def build(blueprint: Blueprint, target: TargetFacts, names: Container[str]) -> M
     if (hidden, vocab) != (target.hidden_size, target.vocab_size):
         raise CheckpointError(f"the heads read hidden states of {hidden} elements and guess {vocab} tokens.")
     heads = tuple(MedusaHead(kernels, number, layers, target, names) for number in range(count))
-    traits = ModelTraits(fields.integer("max_position_embeddings"), blueprint.dtype)
+    others = (r"\d+\..*",)  # heads beyond those that the configuration counts
+    traits = ModelTraits(fields.integer("max_position_embeddings"), blueprint.dtype, others)
     return MedusaHeads(kernels, heads, heads[0].logits.weight, traits)

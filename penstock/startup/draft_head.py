@@ -29,7 +29,7 @@ from penstock.runtime.executor import make_executor
 from penstock.runtime.places import place_of
 from penstock.runtime.sampler import Sampler
 from penstock.startup.cache_plan import every_position
-from penstock.startup.draft_room import DraftNeeds
+from penstock.startup.draft_room import DraftNeeds, logits_at_once
 from penstock.startup.draft_spec import DraftSpec, draft_memory, draft_traits
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.weights.checkpoint import Checkpoint
@@ -62,7 +62,7 @@ def head_of(
                 f"num_speculative_tokens is {asked.num_speculative_tokens}, and there are {most} heads, each for one."
             )
         weights = plan_weights(model, files, LoadTarget(model.dtype, options.torch_device, options.device != "cpu"))
-        needs = DraftNeeds(asked, files.facts(), planned_bytes(weights))
+        needs = DraftNeeds(asked, files.facts(), planned_bytes(weights), logits_at_once(kind, asked))
         check_numbers(files)
     except CheckpointError as error:
         raise ConfigError(

@@ -13,7 +13,7 @@ from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.packed import block_bytes, kv_layout
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
-from penstock.startup.draft_room import DraftNeeds, with_draft_room
+from penstock.startup.draft_room import DraftNeeds, logits_at_once, with_draft_room
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.startup.resident import Packer, resident_bytes
 from penstock.weights.draft_heads import head_files, kind_of
@@ -62,7 +62,8 @@ def _draft(packer: Packer, options: EngineOptions) -> DraftNeeds | None:
     checkpoint = open_checkpoint(asked.model or options.model)
     kind = kind_of(checkpoint, asked.method)
     facts = model_facts(checkpoint) if kind is None else head_files(checkpoint, kind).facts()
-    return DraftNeeds(asked, facts, resident_bytes(facts, packer, replace(options, quantize=None)))
+    weights = resident_bytes(facts, packer, replace(options, quantize=None))
+    return DraftNeeds(asked, facts, weights, logits_at_once(kind, asked))
 
 
 def _specs(facts: ModelFacts) -> Iterator[CacheSpec]:

@@ -81,17 +81,28 @@ def head_files(checkpoint: Checkpoint, kind: str) -> HeadFiles:
     prefix = "mtp." if kind == "mtp" else ""
     names = (name for name in checkpoint.tensors if name.startswith(prefix))
     tensors = {name[len(prefix) :]: checkpoint.tensors[name] for name in names}
+    config = head_config(kind, text_config(checkpoint.config))
+    if kind == "medusa":
+        config = {**_medusa_sizes(config, tensors), **config}
     return HeadFiles(
         kind,
         prefix,
         checkpoint.path,
-        head_config(kind, text_config(checkpoint.config)),
+        config,
         checkpoint.generation_config,
         checkpoint.tokenizer_config,
         checkpoint.metadata,
         tensors,
         checkpoint,
     )
+
+
+def _medusa_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
+    """What published configurations of Medusa heads leave out, from the first head's table."""
+    table = tensors.get(f"0.{config.get('medusa_num_layers', 1)}.weight")
+    if table is None or len(table.shape) != 2:
+        return {}
+    return {"vocab_size": table.shape[0], "hidden_size": table.shape[1]}
 
 
 def check_numbers(files: HeadFiles) -> None:

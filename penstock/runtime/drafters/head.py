@@ -120,7 +120,7 @@ class HeadDrafter:
     def step(self, plan: StepPlan) -> None:
         """As Drafter: entries of prompts are made as their target computes them."""
         self._blocks.enter(plan, self._rows)
-        self._unasked += 1
+        self._unasked += any(span.sample and span.slot in self._rows for span in plan.scheduled)
         spans, left = list[_Span](), self._traits.max_tokens
         for span in plan.scheduled:
             row = self._rows.get(span.slot)

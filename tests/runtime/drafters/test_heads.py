@@ -197,7 +197,7 @@ def test_what_lacks_entries_is_left_out(models: Path, kind: str, monkeypatch: py
     assert hit + 2 < min(starts) <= (hit // 8 + 1) * 8 + 8  # from the first whole block on
     seen = engine.stats().accepted_tokens
     assert seen > 0
-    monkeypatch.setattr(head_module, "_UNASKED", 0)  # nobody asks between prompts and draws
+    monkeypatch.setattr(head_module, "_UNASKED", -1)  # nobody asks between prompts and draws
     long = replace(request, prompt_ids=(*item["prompt"][1:], *item["prompt"]), request_id="long")
     answers = run(engine, long)
     stats = engine.stats()
