@@ -120,8 +120,11 @@ def test_what_is_taken_back(shared_data: Path) -> None:
     model = shared_data / "models" / "penstock-concierge"
     text = TextPipeline.load(str(model))
     request = held(text, "r", max_tokens=60, temperature=0.0)
-    requests = [replace(request, grammar=None, banned_strings=banned) for banned in (("the", "would"), ())]
-    requests = [replace(one, request_id=f"r{number}") for number, one in enumerate(requests)]
+    params = request.sampling
+    requests = [
+        replace(request, request_id=f"r{len(banned)}", grammar=None, sampling=replace(params, banned_strings=banned))
+        for banned in (("the", "would"), ())
+    ]
     answers = []
     for config in (None, {"model": f"{model}-eagle3"}, {"method": "mtp", "model": f"{model}-mtp"}):
         said = None if config is None else json.dumps({"adaptive": False, **config})
