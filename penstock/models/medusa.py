@@ -7,10 +7,10 @@ from collections.abc import Container
 from torch import Tensor
 
 from penstock.config.errors import CheckpointError
-from penstock.kernels.api import KernelSet
 from penstock.layers.decoder import DecoderModel, Heads, ModelTraits
 from penstock.layers.embedding import Embedding, Head, table
 from penstock.layers.linear import Linear
+from penstock.layers.ops import KernelSet
 from penstock.layers.weight import Layer, Weight
 from penstock.models.blueprint import Blueprint
 from penstock.models.draft_heads import TargetFacts

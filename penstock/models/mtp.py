@@ -6,6 +6,7 @@ Names are those of Qwen3-Next, below `mtp.`. The first layer is used for all tok
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,7 @@ from penstock.layers.ops import KernelSet
 from penstock.models.draft_heads import TargetFacts
 from penstock.models.registry import build_model
 
-_ONE_LAYER: Final = {"first_k_dense_replace": 0, "full_attention_interval": 1, "mlp_only_layers": []}
+_ONE_LAYER: Final = MappingProxyType({"first_k_dense_replace": 0, "full_attention_interval": 1, "mlp_only_layers": ()})
 IGNORABLE: Final = (r".*\.rotary_emb\.inv_freq", r"model\.layers\.[1-9]\d*\..*")
 
 
