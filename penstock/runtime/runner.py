@@ -208,7 +208,7 @@ class ModelRunner:
             built, source = perf_counter(), self._executor
             self._executor.forward(batch)
             logits = self._logits(wanted) if wanted.draws else None
-        tapped = read(self._drafting.taps, source.tap, wanted.tokens, not self._on_device)
+        tapped = read(self._drafting.taps, lambda name: source.tap(name), wanted.tokens, not self._on_device)
         computed = perf_counter()
         draws, samples, followers = self._draw(plan, logits, masks)
         begun = (self._launch_pooled(span, places) for span, places in wanted.pooled)
