@@ -1,6 +1,7 @@
 """What drafts that need no weights bring: answers are recorded texts, steps are a real shape's.
 
 python -m benchmarks.speculation MODEL --part copying     one sequence that copies: an edited file, records, quotes
+python -m benchmarks.speculation MODEL --part heads       what heads beside the model bring (speculation_heads)
 python -m benchmarks.speculation MODEL --part load        1 to 64 sequences that copy little, drafts on over off
 
 A model with random weights says nothing that could be copied. So its steps are computed as they are, sampling included,
@@ -21,6 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.report import arguments, report
+from benchmarks.speculation_heads import COLUMNS, measure_heads
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
@@ -287,7 +289,7 @@ def measure_load(
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("model", help="a model with a tokenizer, such as those of benchmarks.cpu.peers")
-    parser.add_argument("--part", choices=("copying", "load"), default="copying")
+    parser.add_argument("--part", choices=("copying", "heads", "load"), default="copying")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--tokens", type=int, default=48, help="of an answer, under load")
@@ -296,6 +298,9 @@ def main() -> None:
     if args.part == "copying":
         figures, rows = measure_copying(args.model, args.data, args.rounds)
         columns = ["text", "drafts", "off, tokens/s", "gain", "allowed", "share of it"]
+    elif args.part == "heads":
+        figures, rows = measure_heads(args.model, args.data)
+        columns = COLUMNS
     else:
         figures, rows = measure_load(args.model, args.data, args.rounds, args.sequences, args.tokens)
         columns = ["sequences", "suffix over off", "least pair", *FIXED, "over the best of off and fixed"]

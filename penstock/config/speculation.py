@@ -9,10 +9,10 @@ from typing import Any, Final
 from penstock.config.errors import ConfigError, format_value
 
 MOST_DRAFTS: Final = 32  # of a sequence in a step
-METHODS: Final = ("draft_model", "ngram", "suffix")
-_NOT_HERE: Final = (
-    "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "p_eagle", "lookahead", "dflash",
-)  # fmt: skip
+HEADS: Final = ("eagle3", "mtp", "medusa", "p-eagle")  # which read the target's hidden states
+METHODS: Final = ("draft_model", *HEADS, "ngram", "suffix")
+_NOT_HERE: Final = ("eagle", "mlp_speculator", "lookahead", "dflash")
+_ALIASES: Final = {"p_eagle": "p-eagle", "qwen3_next_mtp": "mtp"}
 _DEFAULT_DRAFTS: Final = 12
 _LEAST_COMMON: Final = 2  # tokens
 _MODEL_DRAFTS: Final = 4  # of a draft model, each of which is a step of it
@@ -30,7 +30,8 @@ class Speculation:
         prompt_lookup_min, prompt_lookup_max: tokens that an earlier place has in common with the end, for "ngram"; the
             least is that of "suffix" too, which takes as many as there are.
         adaptive: no more drafts are verified than pay; else all that there are.
-        model: folder, .gguf file or name in the library of the draft model, for "draft_model"; else None.
+        model: folder, .gguf file or name in the library of the draft model or head; None where there is none, and for
+            "mtp", whose layers are in the target's own files then.
         draft_min: drafts of a sequence below which none of them is verified.
         draft_p_min: probability that the draft model gives a draft, below which it and those behind are left out.
     """
@@ -43,6 +44,11 @@ class Speculation:
     model: str | None = None
     draft_min: int = 0
     draft_p_min: float = 0.0
+
+    @property
+    def loads(self) -> bool:
+        """Whether it has weights."""
+        return self.method == "draft_model" or self.method in HEADS
 
 
 def speculation(text: str | None) -> Speculation | None:
@@ -64,18 +70,21 @@ def speculation(text: str | None) -> Speculation | None:
     if "method" not in found and "model" in found:
         found["method"] = "draft_model"
     method = found.get("method")
+    if isinstance(method, str):
+        method = _ALIASES.get(method, method)
     if method in _NOT_HERE:
         raise _refused(text, f"method {' or '.join(METHODS)}; {method} is not here yet")
     if method not in METHODS:
         raise _refused(text, f"method {' or '.join(METHODS)}, but method is {format_value(method)}")
-    fields = _MODEL_FIELDS if method == "draft_model" else _FIELDS
+    weights = method == "draft_model" or method in HEADS
+    fields = _MODEL_FIELDS if weights else _FIELDS
     if unknown := sorted(set(found) - set(fields)):
         raise _refused(text, f"{', '.join(fields)} for {method}, but not {', '.join(unknown)}")
     adaptive = found.get("adaptive", True)
     if not isinstance(adaptive, bool):
         raise _refused(text, f"adaptive true or false, but it is {format_value(adaptive)}")
-    if method == "draft_model":
-        return _of_model(text, found, adaptive)
+    if weights:
+        return _of_model(text, method, found, adaptive)
     made = Speculation(method)
     drafts = _whole(text, found, "num_speculative_tokens", 1, MOST_DRAFTS, made.num_speculative_tokens)
     least = _whole(text, found, "prompt_lookup_min", 1, 8, min(made.prompt_lookup_min, _given(found)))
@@ -83,17 +92,15 @@ def speculation(text: str | None) -> Speculation | None:
     return Speculation(method, drafts, least, most, adaptive)
 
 
-def _of_model(text: str, found: dict[str, Any], adaptive: bool) -> Speculation:
+def _of_model(text: str, method: str, found: dict[str, Any], adaptive: bool) -> Speculation:
     model, least = found.get("model"), found.get("draft_p_min", 0.0)
-    if not isinstance(model, str) or not model:
+    if (not isinstance(model, str) or not model) and (model is not None or method != "mtp"):
         raise _refused(text, f"model, the draft model's folder, .gguf file or name, but it is {format_value(model)}")
     drafts = _whole(text, found, "num_speculative_tokens", 1, MOST_DRAFTS, _MODEL_DRAFTS)
     fewest = _whole(text, found, "draft_min", 0, drafts, 0)
     if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0.0 <= least <= 1.0:
         raise _refused(text, f"draft_p_min from 0 to 1, but it is {format_value(least)}")
-    return Speculation(
-        "draft_model", drafts, adaptive=adaptive, model=model, draft_min=fewest, draft_p_min=float(least)
-    )
+    return Speculation(method, drafts, adaptive=adaptive, model=model, draft_min=fewest, draft_p_min=float(least))
 
 
 def _given(found: dict[str, Any]) -> int:

@@ -248,9 +248,11 @@ class DecoderModel(Layer):
         opening, closing: as in DecoderHooks.
         vocab_size: rows of the embedding, and of the logits.
         runs: what computes it, for people, where layers of this package do not.
+        takes: elements of the hidden states that it is given with each token, of heads that draft; else 0.
     """
 
     runs: str = ""
+    takes: int = 0
 
     def __init__(
         self,
@@ -307,7 +309,7 @@ class DecoderModel(Layer):
             ValueError: the model has no such part.
         """
         part.check(len(self.blocks))
-        if (given is None) != (part.first == 0):
+        if (given is None) != (part.first == 0 and not self.takes):
             raise ValueError(f"layers from {part.first} on take {'the tokens' if given else 'what those before give'}")
         step, taps = ForwardStep(batch, caches, self.kernels, scored=part.scored), dict[str, Tensor]()
 

@@ -63,6 +63,7 @@ NESTED = (  # the text model inside a vision-language one, in an old and a new s
 )
 LEFT_OVER = (
     r".*\.rotary_emb\.inv_freq",
+    r"mtp\..*",  # layers that draft (models.mtp)
     r"(model\.)?(vision_tower|vision_model|multi_modal_projector|mm_projector)\..*",
 )
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")

@@ -41,8 +41,11 @@ class Executor(Protocol):
     def states(self) -> LayerStates:
         """Of a part that ends before the last layer: what the next one takes; valid until the next step."""
 
-    def tap(self, name: str) -> Tensor:
-        """The step's hidden states at one of the part's taps; valid until the next step."""
+    def tap(self, name: str, count: int | None = None) -> Tensor:
+        """The step's hidden states at one of the part's taps; valid until the next step.
+
+        `count`: of tokens, where what `decoding` gave has run the step.
+        """
 
     def scores(self) -> Mapping[int, Tensor]:
         """How the step's last queries weigh keys, where the part tells of that."""
@@ -76,7 +79,7 @@ class EagerExecutor:
         assert self._output is not None
         return self._output.states
 
-    def tap(self, name: str) -> Tensor:
+    def tap(self, name: str, count: int | None = None) -> Tensor:
         assert self._output is not None
         return self._output.taps[name]
 
@@ -152,8 +155,9 @@ class RecordedExecutor:
     def states(self) -> LayerStates:
         return self._output.states.each(self._read)
 
-    def tap(self, name: str) -> Tensor:
-        return self._read(self._output.taps[name])
+    def tap(self, name: str, count: int | None = None) -> Tensor:
+        value: Any = self._output.taps[name]
+        return self._read(value) if count is None else self._body.read(value, count)
 
     def scores(self) -> Mapping[int, Tensor]:
         return {}  # who asks for them is not recorded
@@ -179,7 +183,7 @@ class RecordedExecutor:
 def _inputs(model: Model, caches: Sequence[LayerCache], part: ModelPart, max_tokens: int) -> LayerStates | None:
     """Memory for what the part takes, as wide as what the layers before it give; None where it takes the tokens."""
     if part.first == 0:
-        return None
+        return LayerStates(torch.zeros(max_tokens, model.takes)) if model.takes else None
     before = model.run(
         _symbolic(recording.Recording(), 1 + max(cache.group for cache in caches)), caches, ModelPart(0, part.first)
     )

@@ -18,6 +18,7 @@ from penstock.runtime.adapters import AdapterRoom
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.decode_steps import DecodeSteps
 from penstock.runtime.drafters.drafting import Drafting
+from penstock.runtime.drafters.hidden_states import Tapped, read
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.late_pooling import LatePooler
 from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
@@ -70,6 +71,7 @@ class _InFlightStep(NamedTuple):
         scored: slots of scored prompts, with their log-probabilities in parts.
         end: of the step on the device, where nothing comes back from it that could be waited for.
         failed: slots whose media are wrong or could not be encoded, and why.
+        tapped: hidden states that the drafter wants, if it does.
         build, forward: seconds the host took.
     """
 
@@ -81,6 +83,7 @@ class _InFlightStep(NamedTuple):
     scored: list[tuple[int, list[PromptScores]]]
     end: Event | None
     failed: Mapping[int, str]
+    tapped: Tapped | None
     build: float
     forward: float
 
@@ -190,6 +193,9 @@ class ModelRunner:
         if result is None:
             return None
         self._queue.popleft()
+        executor: Any = self._executor
+        count = plan.num_tokens
+        self._drafting.see(plan, read(self._drafting.taps, lambda name: executor.tap(name, count), None, True))
         return self._drafting.propose(plan, result, result.results)
 
     def _launch(self, plan: StepPlan, masks: Any) -> _InFlightStep:
@@ -201,11 +207,13 @@ class ModelRunner:
         encoded = self._encode(plan)
         wanted = self._wanted(plan)
         logits, built = self._replay(plan, wanted), started
+        source: Any = self._graphs
         if logits is None:
             batch = self._builder.build(plan.scheduled, wanted.tokens, None if encoded is None else encoded.injection)
-            built = perf_counter()
+            built, source = perf_counter(), self._executor
             self._executor.forward(batch)
             logits = self._logits(wanted) if wanted.draws else None
+        tapped = read(self._drafting.taps, lambda name: source.tap(name), wanted.tokens, not self._on_device)
         computed = perf_counter()
         draws, samples, followers = self._draw(plan, logits, masks)
         begun = (self._launch_pooled(span, places) for span, places in wanted.pooled)
@@ -221,6 +229,7 @@ class ModelRunner:
             scored,
             end,
             {**(encoded.failed if encoded else {}), **refused},
+            tapped,
             built - started,
             computed - built,
         )
@@ -248,6 +257,7 @@ class ModelRunner:
             rows[row] = result._replace(prompt_logprobs=scores)
         rows.update((slot, SlotResult(slot, error=error)) for slot, error in step.failed.items())
         timings = StepTimings(step.build, step.forward, perf_counter() - started)
+        self._drafting.see(step.plan, step.tapped)
         return self._drafting.propose(step.plan, StepResult(step.step, tuple(rows.values()), timings=timings), drawn)
 
     def _taken(self, result: SlotResult) -> SlotResult:
@@ -354,9 +364,14 @@ class ModelRunner:
             if (pooled := self._pooler.wanted(span)) is not None:
                 chosen = pooled
                 wanted.pooled.append((span, slice(place, place + len(chosen))))
-            elif new.sampling.prompt_logprobs is not None and new.sequence == 0 and (targets := _targets(new, span)):
-                chosen = range(new.sampling.first_scored(span.start) - span.start, count)
-                wanted.scored.append(_Scored(span.slot, place, targets, new.sampling.prompt_logprobs))
+            elif self._drafting.taps.widens:
+                chosen = range(count)
+            if pooled is None and new.sampling.prompt_logprobs is not None and new.sequence == 0:
+                first_scored = new.sampling.first_scored(span.start) - span.start
+                if targets := _targets(new, span):
+                    chosen = chosen if self._drafting.taps.widens else range(first_scored, count)
+                    at = place + first_scored - chosen.start
+                    wanted.scored.append(_Scored(span.slot, at, targets, new.sampling.prompt_logprobs))
             if pooled is None:
                 wanted.draws += (place + index - chosen.start for index in drawn)
             wanted.tokens += (first + index for index in chosen)

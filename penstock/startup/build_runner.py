@@ -14,6 +14,7 @@ from penstock.config.resolve import Decision
 from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
+from penstock.layers.part import ModelPart
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
@@ -32,6 +33,7 @@ from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.adapters import make_adapter_room
 from penstock.startup.draft import load_drafter
+from penstock.startup.draft_head import load_head
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
 from penstock.startup.kv_probe import choose_kv_types
@@ -121,7 +123,13 @@ def make_parts(
     assert options.max_num_batched_tokens
     most, fast = options.max_num_batched_tokens, options.arithmetic == "fast"
     kept = not options.on_gpu and options.pack_cache != "off"
-    return memory, builder, make_executor(model, memory.caches, most, logit_rows, fast, kept=kept)
+    part = ModelPart(taps=_tapped(spec))
+    return memory, builder, make_executor(model, memory.caches, most, logit_rows, fast, part, kept=kept)
+
+
+def _tapped(spec: EngineSpec) -> tuple[str, ...]:
+    """Hidden states that a head reads, if there is one."""
+    return () if spec.draft is None else spec.draft.taps.names
 
 
 def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
@@ -167,7 +175,10 @@ def make_runner(
         warm_up.ahead()
     if spec.draft is not None and drafting is not None:
         with oom_as_plan_error(plan, "the draft model was loaded", lower):
-            drafting.use(load_drafter(spec.draft, model, spec.kernels, options, plan, rows))
+            if spec.draft.files is None:
+                drafting.use(load_drafter(spec.draft, model, spec.kernels, options, plan, rows))
+            else:
+                drafting.use_tapped(load_head(spec.draft, model, spec.kernels, options, plan, rows))
     runner = ModelRunner(
         executor,
         memory,
@@ -203,7 +214,7 @@ def _graphs(
     spec: EngineSpec, memory: KVMemory, builder: BatchBuilder, rows: int, capture: GraphCapture
 ) -> DecodeGraphs:
     tokens = [SHARED * count * spec.options.block_size for count in spec.plan.kv_blocks]
-    return DecodeGraphs(spec.model, memory.caches, builder, capture, padded_sizes(rows), tokens)
+    return DecodeGraphs(spec.model, memory.caches, builder, capture, padded_sizes(rows), tokens, taps=_tapped(spec))
 
 
 def _dry_run(spec: EngineSpec, memory: KVMemory) -> None:

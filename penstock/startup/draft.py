@@ -1,49 +1,34 @@
-"""A draft model beside its target: whether it can draft for it, and the drafter that runs it."""
+"""A draft model beside its target: whether it can draft for it, and what runs it; heads are `startup.draft_head`'s."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from penstock.config.errors import CheckpointError, ConfigError, quoted
 from penstock.config.options import EngineOptions
-from penstock.config.speculation import speculation
+from penstock.config.speculation import HEADS, speculation
 from penstock.core.kv.cache_spec import CacheKind, group_layers
 from penstock.kernels.api import KernelSet
-from penstock.layers.batch import LayerCache, MaskKind
+from penstock.layers.batch import MaskKind
 from penstock.models.registry import Model, build_model, check_architecture
-from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafters.draft_blocks import DraftBlocks
-from penstock.runtime.drafters.draft_model import DraftModelDrafter, DraftTraits
+from penstock.runtime.drafters.draft_model import DraftModelDrafter
 from penstock.runtime.executor import make_executor
 from penstock.runtime.sampler import Sampler
 from penstock.startup.cache_plan import every_position
-from penstock.startup.draft_room import DraftNeeds, spare_blocks
+from penstock.startup.draft_head import head_of
+from penstock.startup.draft_room import DraftNeeds
+from penstock.startup.draft_spec import DraftSpec, draft_memory, draft_traits
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.startup.resident import packer_of, resident_bytes
-from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
 from penstock.weights.kept_text import read_text
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
-from penstock.weights.weight_plan import LoadTarget, WeightPlan, plan_weights, planned_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSpec:
-    """A draft model, decided before a weight is read.
-
-    Attributes:
-        needs: what the memory plan has to know of it.
-        checkpoint, model, weights: as in `EngineSpec`.
-    """
-
-    needs: DraftNeeds
-    checkpoint: Checkpoint
-    model: Model
-    weights: tuple[WeightPlan, ...]
+from penstock.weights.weight_plan import LoadTarget, plan_weights, planned_bytes
 
 
 def draft_of(target: Model, kernels: KernelSet, options: EngineOptions) -> DraftSpec | None:
@@ -59,16 +44,21 @@ def draft_of(target: Model, kernels: KernelSet, options: EngineOptions) -> Draft
         ConfigError: it cannot draft for this target.
     """
     asked = speculation(options.speculative_config)
-    if asked is None or asked.model is None:
+    if asked is None or not asked.loads:
         return None
-    dummy = options.load_format == "dummy"
-    checkpoint = (open_dummy if dummy else open_checkpoint)(asked.model, None)
+    name = asked.model or options.model
+    if asked.method in HEADS or options.load_format != "dummy":
+        checkpoint = open_checkpoint(name)
+        if (head := head_of(checkpoint, target, kernels, options, asked)) is not None:
+            return head
+    else:
+        checkpoint = open_dummy(name, None)
     check_architecture(checkpoint.config)
     with torch.device(options.torch_device):
         dtype = getattr(torch, options.dtype)
         model = build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=options.max_model_len)
-    _check(model, target, options, asked.model)
-    _check_vocabulary(options, asked.model)
+    _check(model, target, options, name)
+    _check_vocabulary(options, name)
     facts = model_facts(checkpoint)
     device = LoadTarget(model.dtype, options.torch_device, options.device != "cpu")
     plans = () if model.runs else plan_weights(model, checkpoint, device)
@@ -81,36 +71,15 @@ def load_drafter(
     draft: DraftSpec, target: Model, kernels: KernelSet, options: EngineOptions, plan: MemoryPlan, rows: int
 ) -> DraftModelDrafter:
     """Loads a draft model and joins it with its share of the blocks, for so many sequences a step."""
-    model, device = draft.model, torch.device(options.torch_device)
+    model = draft.model
     load_weights(model, draft.checkpoint, draft.weights)
-    model.place(device)
-    group, spare = every_position(group_layers(target.cache_specs)), spare_blocks(draft.needs.asked, options)
-    assert group is not None and options.max_num_batched_tokens
-    size, blocks = options.block_size, plan.kv_blocks[group]
-    caches = [
-        LayerCache(
-            0,
-            kernels.make_cache(
-                options.kv_cache_dtype, blocks + rows * spare, size, spec.num_kv_heads, spec.key_dim, spec.value_dim,
-                options.torch_device, spec.latent,
-            ),
-        )
-        for spec in model.cache_specs
-    ]  # fmt: skip
-    executor = make_executor(model, caches, options.max_num_batched_tokens, rows, options.arithmetic == "fast")
-    longest = -(-plan.max_model_len // size) + spare
-    builder = BatchBuilder(1, rows, longest, size, device, BatchTraits(axes=model.position_axes))
+    model.place(torch.device(options.torch_device))
+    memory = draft_memory(draft, target, kernels, options, plan, rows)
+    traits = draft_traits(draft, target, options, plan)
+    executor = make_executor(model, memory.caches, traits.max_tokens, rows, options.arithmetic == "fast")
     sampler = Sampler(model.vocab_size, rows, kernels.sampling(), watermark_key=options.watermark_key)
-    traits = DraftTraits(
-        draft.needs.asked.num_speculative_tokens,
-        draft.needs.asked.draft_min,
-        draft.needs.asked.draft_p_min,
-        min(plan.max_model_len, draft.needs.facts.context_length),
-        options.max_num_batched_tokens,
-        model.vocab_size,
-        target.vocab_size,
-    )
-    places = DraftBlocks(builder, group, [cache.kv for cache in caches], blocks, spare)
+    keys = [cache.kv for cache in memory.caches]
+    places = DraftBlocks(memory.builder, memory.group, keys, memory.blocks, memory.spare)
     return DraftModelDrafter(executor, places, sampler, traits)
 
 

@@ -22,8 +22,9 @@ from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches, state_bytes
-from penstock.startup.draft import DraftSpec, draft_of
+from penstock.startup.draft import draft_of
 from penstock.startup.draft_room import with_draft_room
+from penstock.startup.draft_spec import DraftSpec
 from penstock.startup.gpu_memory import DeviceMemory, Measured, remedies, share
 from penstock.startup.header_plan import this_machine
 from penstock.startup.kept_start import weights_identity, weights_place

@@ -13,9 +13,10 @@ from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.packed import block_bytes, kv_layout
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
-from penstock.startup.draft_room import DraftNeeds, with_draft_room
+from penstock.startup.draft_room import DraftNeeds, logits_at_once, with_draft_room
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.startup.resident import Packer, resident_bytes
+from penstock.weights.draft_heads import head_files, kind_of
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 
@@ -40,7 +41,7 @@ def plan_from_headers(facts: ModelFacts, asked: EngineOptions, concrete: EngineO
         machine: on which it is to run.
 
     Raises:
-        CheckpointError: the draft model cannot be read.
+        CheckpointError: the draft model or head cannot be read.
         MemoryPlanError: it does not fit.
     """
     packer = Packer("native" if machine.isas else "reference")
@@ -56,10 +57,13 @@ def plan_from_headers(facts: ModelFacts, asked: EngineOptions, concrete: EngineO
 def _draft(packer: Packer, options: EngineOptions) -> DraftNeeds | None:
     """What headers tell of the draft model that is asked for, if one is; its weights are quantised no further."""
     asked = speculation(options.speculative_config)
-    if asked is None or asked.model is None:
+    if asked is None or not asked.loads:
         return None
-    facts = model_facts(open_checkpoint(asked.model))
-    return DraftNeeds(asked, facts, resident_bytes(facts, packer, replace(options, quantize=None)))
+    checkpoint = open_checkpoint(asked.model or options.model)
+    kind = kind_of(checkpoint, asked.method)
+    facts = model_facts(checkpoint) if kind is None else head_files(checkpoint, kind).facts()
+    weights = resident_bytes(facts, packer, replace(options, quantize=None))
+    return DraftNeeds(asked, facts, weights, logits_at_once(kind, asked))
 
 
 def _specs(facts: ModelFacts) -> Iterator[CacheSpec]:

@@ -24,7 +24,7 @@ _SOUND = ("embed_vision", "embed_audio", "audio_tower")
 _NOT_LOADED = tuple(
     f"{model}{part}."
     for model in ("", "model.")
-    for part in ("vision_tower", "vision_model", "multi_modal_projector", "mm_projector", *_SOUND)
+    for part in ("vision_tower", "vision_model", "multi_modal_projector", "mm_projector", "mtp", *_SOUND)
 )
 
 

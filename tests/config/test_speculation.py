@@ -20,6 +20,9 @@ def test_what_is_said() -> None:
     assert speculation('{"method": "draft_model", "model": "m"}') == speculation('{"model": "m"}') == of_model
     asked = '{"model": "m", "num_speculative_tokens": 7, "draft_min": 2, "draft_p_min": 0.5}'
     assert speculation(asked) == Speculation("draft_model", 7, model="m", draft_min=2, draft_p_min=0.5)
+    assert speculation('{"method": "eagle3", "model": "m"}') == Speculation("eagle3", 4, model="m")
+    assert speculation('{"method": "p_eagle", "model": "m"}') == Speculation("p-eagle", 4, model="m")
+    assert speculation('{"method": "mtp", "num_speculative_tokens": 3}') == Speculation("mtp", 3)
     assert speculation('{"method": "suffix", "adaptive": false}') == Speculation("suffix", adaptive=False)
 
 
@@ -30,15 +33,17 @@ def test_what_is_said() -> None:
         ("[1]", "a JSON object"),
         ("[" * 100_000, "a JSON object"),
         ("{}", "method is null"),
-        ('{"method": "magic"}', 'method draft_model or ngram or suffix, but method is "magic"'),
-        ('{"method": "eagle3", "model": "m"}', "eagle3 is not here yet"),
+        ('{"method": "magic"}', 'or medusa or p-eagle or ngram or suffix, but method is "magic"'),
+        ('{"method": "dflash", "model": "m"}', "dflash is not here yet"),
+        ('{"method": "eagle3"}', "model, the draft model's folder, .gguf file or name, but it is null"),
+        ('{"method": "medusa", "model": "m", "prompt_lookup_min": 2}', "but not prompt_lookup_min"),
         ('{"method": "suffix", "num_speculative_tokens": 0}', "num_speculative_tokens from 1 to 32"),
         ('{"method": "suffix", "num_speculative_tokens": true}', "num_speculative_tokens from 1 to 32"),
         ('{"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}', "prompt_lookup_max from 4 to 64"),
         ('{"method": "ngram", "prompt_lookup_max": "3"}', "prompt_lookup_max from"),
         ('{"method": "suffix", "depth": 3}', "but not depth"),
         ('{"method": "suffix", "adaptive": 1}', "adaptive true or false"),
-        ('{"method": ["suffix"]}', "method draft_model or ngram or suffix"),
+        ('{"method": ["suffix"]}', "method draft_model or eagle3 or"),
         ('{"method": "draft_model"}', "model, the draft model's folder, .gguf file or name, but it is null"),
         ('{"model": 5}', "model, the draft model's folder, .gguf file or name, but it is 5"),
         ('{"model": "m", "draft_min": 5}', "draft_min from 0 to 4"),

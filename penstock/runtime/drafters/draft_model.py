@@ -1,70 +1,32 @@
-"""Drafts of a second, smaller model: it draws with its target's noise, so that both draw the same where they agree.
-
-(Leviathan et al. 2022, 2211.17192; how often draws with shared noise agree: docs/architecture.md, Sampling.)
-"""
+"""Drafts of a second, smaller model: it draws with its target's noise, so that both draw the same where they agree."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence, ScheduledTokens, StepPlan
 from penstock.runtime.drafters.draft_blocks import DraftBlocks
+from penstock.runtime.drafters.draft_draws import DraftDraws, DraftedRow, DraftTraits
 from penstock.runtime.drafters.drafter import Draft
-from penstock.runtime.sampler import Draw, RowSample, Sampler
+from penstock.runtime.sampler import Sampler
 
 if TYPE_CHECKING:
     from penstock.runtime.executor import Executor
 
-_LOOKED_BACK: Final = 1024
-"""Tokens of a sequence, and those its request names, beyond which none whose draws look back is drafted for: the
-sampler reads them all again for each proposal."""
 _UNASKED: Final = 32  # steps in which nobody wants drafts, after which prompts are no longer computed beforehand
 
 
-@dataclass(frozen=True, slots=True)
-class DraftTraits:
-    """What a draft model is asked for, and can do.
-
-    Attributes:
-        most, least: drafts of a proposal; fewer than `least` are none.
-        least_probability: of a draft, below which it and those behind it are left out.
-        longest: tokens of a sequence, drafts included.
-        max_tokens: of one of its steps.
-        vocab_size, target_vocab_size: token ids lie below.
-    """
-
-    most: int
-    least: int
-    least_probability: float
-    longest: int
-    max_tokens: int
-    vocab_size: int
-    target_vocab_size: int
-
-
 @dataclass(slots=True)
-class _Row:
+class _Row(DraftedRow):
     """A sequence that is drafted for.
 
     Attributes:
-        tokens: known ones.
-        looks_back: its draws depend on tokens that were generated.
-        named: tokens that its request names.
         computed: leading tokens whose entries are there; None before that was looked up.
-        drafts, most: of the proposal that is being made, and how many there may be.
     """
 
-    new: NewSequence
-    tokens: list[int]
-    looks_back: bool
-    named: int
     computed: int | None = None
-    drafts: list[int] = field(default_factory=list)
-    most: int = 0
 
 
 class DraftModelDrafter:
@@ -75,7 +37,7 @@ class DraftModelDrafter:
         self._executor = executor
         self._blocks = blocks
         self._builder = blocks.builder
-        self._sampler = sampler
+        self._draws = DraftDraws(sampler, blocks.builder.place, traits)
         self._traits = traits
         self._decoding = executor.decoding(blocks.builder)
         self._rows: dict[int, _Row] = {}
@@ -84,24 +46,16 @@ class DraftModelDrafter:
     def begin(self, new: NewSequence) -> None:
         """As Drafter. Nothing is drafted for sequences with media, longer than the model takes, or with tokens that it
         does not have."""
-        tokens = [*new.prompt_ids, *new.generated_ids]
         self._rows.pop(new.slot, None)
-        if new.media or new.encoder is not None or max(tokens) >= self._traits.vocab_size or self._too_long(tokens):
-            return
-        asked = replace(new.sampling, logprobs=0 if self._traits.least_probability else None)
-        looks_back = _looks_back(asked)
-        if not looks_back:
-            asked = replace(asked, min_tokens=0)
-        row = self._rows[new.slot] = _Row(replace(new, sampling=asked), tokens, looks_back, _named(asked))
-        if not looks_back:  # others are prepared for each proposal
-            self._prepare(row)
+        if (begun := self._draws.begin(new)) is not None:
+            self._rows[new.slot] = _Row(*begun)
 
     def take(self, slot: int, tokens: Sequence[int]) -> None:
         """As Drafter."""
         if slot in self._rows:
             row = self._rows[slot]
             row.tokens += tokens
-            if max(tokens, default=0) >= self._traits.vocab_size or self._too_long(row.tokens):
+            if self._draws.strange(tokens) or self._draws.too_long(row.tokens):
                 del self._rows[slot]
 
     def release(self, slot: int) -> None:
@@ -135,16 +89,14 @@ class DraftModelDrafter:
         left = self._traits.max_tokens
         for row in rows:
             known, begin = len(row.tokens), self._computed(row)
-            row.drafts, row.most = [], min(wanted[row.new.slot], self._traits.longest - known)
-            if row.looks_back and known + row.named > _LOOKED_BACK:
-                row.most = 0
+            self._draws.ask(row, wanted[row.new.slot])
             end = min(known, begin + left)
             if row.most > 0 and begin < end and known <= self._blocks.room(row.new.slot) + 1:
                 spans.append(_span(row, begin, end))
                 left -= end - begin
         logits = self._run(spans) if spans else None
         going = [row for row in rows if row.new.slot in {span.slot for span in spans if span.sample}]
-        while going := self._draw(logits, going):
+        while going := [going[at] for at in self._draws.draw(logits, going)]:
             logits = self._run([_ahead(row) for row in going])
         found = [Draft(row.new.slot, tuple(row.drafts)) for row in rows]
         for row in rows:
@@ -183,50 +135,6 @@ class DraftModelDrafter:
         if self._decoding is None or not self._decoding.fill(tuple(spans)):
             return None
         return self._decoding.run()
-
-    def _draw(self, logits: Any, rows: Sequence[_Row]) -> list[_Row]:
-        """Draws a draft for each of these rows; those that go on."""
-        if not rows:
-            return []
-        for row in rows:
-            if row.looks_back and not row.drafts:
-                self._prepare(row)
-        draws = [Draw(row.new.slot, len(row.tokens) + len(row.drafts)) for row in rows]
-        with self._builder.place.guard():
-            samples = self._sampler.sample(logits, draws)
-        return [row for row, sample in zip(rows, samples, strict=True) if self._taken(row, sample)]
-
-    def _taken(self, row: _Row, sample: RowSample) -> bool:
-        """Takes a draw as a draft if it is to be one; whether there may be more."""
-        if not sample.tokens:
-            return False
-        token, least = sample.tokens[0], self._traits.least_probability
-        if token >= self._traits.target_vocab_size:
-            return False
-        if least and sample.logprobs[0].logprob < math.log(least):
-            return False
-        row.drafts.append(token)
-        return len(row.drafts) < row.most and token not in row.new.stop_ids
-
-    def _prepare(self, row: _Row) -> None:
-        """Has the sampler know what a row's draws depend on."""
-        generated = tuple(row.tokens[len(row.new.prompt_ids) :]) if row.looks_back else ()
-        self._sampler.add_row(replace(row.new, generated_ids=generated))
-
-    def _too_long(self, tokens: Sequence[int]) -> bool:
-        """Whether the model has no place for these tokens and a draft behind them."""
-        return len(tokens) >= self._traits.longest
-
-
-def _named(sampling: SamplingParams) -> int:
-    """Tokens that a request names."""
-    words = sum(map(len, sampling.bad_words_ids))
-    return words + len(sampling.allowed_token_ids or ()) + len(sampling.logit_bias) + len(sampling.stop_token_ids)
-
-
-def _looks_back(sampling: SamplingParams) -> bool:
-    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty - 1.0)
-    return any(penalties) or bool(sampling.min_tokens or sampling.bad_words_ids) or sampling.chain() is not None
 
 
 def _span(row: _Row, begin: int, end: int) -> ScheduledTokens:

@@ -5,16 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from penstock.config.errors import EngineDeadError
 from penstock.core.policies.step_cost import StepCost
 from penstock.core.protocol import NewSequence, Proposal, SlotResult, StepPlan, StepResult
 from penstock.runtime.drafters.depths import Depths, FixedDepths
 from penstock.runtime.drafters.drafter import Drafter, NoDrafter
+from penstock.runtime.drafters.hidden_states import NO_TAPS, Tapped, Taps
 
 log = logging.getLogger(__name__)
 Found = TypeVar("Found")
+
+
+class TappedDrafter(Drafter, Protocol):
+    """A drafter that reads its target's hidden states.
+
+    Attributes:
+        taps: which.
+    """
+
+    taps: Taps
+
+    def see(self, plan: StepPlan, tapped: Tapped) -> None:
+        """What a step's taps hold, before `step` is told of it."""
 
 
 class Drafting:
@@ -23,6 +37,7 @@ class Drafting:
     Attributes:
         cost: learns what steps cost, by which depths are chosen; None where nobody asks.
         most: drafts of a proposal.
+        taps: the hidden states that the drafter wants of each step.
     """
 
     def __init__(
@@ -39,10 +54,17 @@ class Drafting:
         self.most = self._drafter.most if most is None else most
         self._slots: dict[int, int] = {}  # most drafts of each at a time
         self._failures = 0  # since a result told of them
+        self.taps = NO_TAPS
+        self._tapped: TappedDrafter | None = None
 
     def use(self, drafter: Drafter) -> None:
         """Takes a drafter, before there are sequences."""
         self._drafter = drafter
+
+    def use_tapped(self, drafter: TappedDrafter) -> None:
+        """As `use`, of one that reads hidden states."""
+        self._drafter = self._tapped = drafter
+        self.taps = drafter.taps
 
     def add_row(self, new: NewSequence) -> None:
         """A sequence takes a slot."""
@@ -62,6 +84,11 @@ class Drafting:
         if slot in self._slots:
             self._depths.take(slot, tokens)
             self._guarded(None, self._drafter.take, slot, tokens)
+
+    def see(self, plan: StepPlan, tapped: Tapped | None) -> None:
+        """What a step's taps hold, before `propose` is asked behind it; None where nobody wants any."""
+        if self._tapped is not None and tapped is not None and self._slots:
+            self._guarded(None, self._tapped.see, plan, tapped)
 
     def propose(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> StepResult:
         """A step's result with what may follow what it has drawn."""
@@ -102,6 +129,7 @@ class Drafting:
             for slot in self._slots:
                 self._depths.release(slot)
             self._slots.clear()
-            self._drafter = NoDrafter()
+            self._drafter, self._tapped = NoDrafter(), None
+            self.taps = NO_TAPS
             self._failures += 1
             return otherwise

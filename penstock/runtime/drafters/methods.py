@@ -17,13 +17,13 @@ def drafting_of(options: EngineOptions, drafter: Drafter | None = None) -> Draft
     if drafter is not None or asked is None:
         return Drafting(drafter)
     cost = LearnedStepCost()
-    depths = PricedDepths(cost, asked.model is not None) if asked.adaptive else FixedDepths()
+    depths = PricedDepths(cost, asked.loads) if asked.adaptive else FixedDepths()
     return Drafting(_drafter(asked), depths, cost, asked.num_speculative_tokens)
 
 
 def _drafter(asked: Speculation) -> Drafter | None:
     """The drafter that is asked for; None where its model is yet to be loaded (`startup.draft`)."""
-    if asked.model is not None:
+    if asked.loads:
         return None
     most, least = asked.num_speculative_tokens, asked.prompt_lookup_min
     if asked.method == "suffix":

@@ -19,7 +19,7 @@ from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
-from penstock.runtime.drafters import draft_model
+from penstock.runtime.drafters import draft_draws
 from penstock.runtime.drafters.draft_model import DraftModelDrafter
 from penstock.runtime.drafters.drafter import Draft
 from penstock.runtime.runner import ModelRunner
@@ -134,7 +134,7 @@ def test_who_looks_back_is_drafted_for_as_it_is_drawn(models: tuple[Path, Path])
 
 def test_who_looks_back_far_gets_no_drafts(models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler reads all of it for each proposal."""
-    monkeypatch.setattr(draft_model, "_LOOKED_BACK", 24)
+    monkeypatch.setattr(draft_draws, "_LOOKED_BACK", 24)
     target, _ = models
     engine = made(target, target)
     seen = watched(engine)
