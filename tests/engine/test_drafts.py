@@ -311,6 +311,27 @@ def test_answers_under_grammars(text: TextPipeline, right: int) -> None:
     engine.close()
 
 
+def test_an_end_that_no_ban_forbids_is_scored(text: TextPipeline) -> None:
+    """With and without drafts; one that is forbidden is forced, and has no log-probability."""
+    end = text.eos_ids[0]
+    banned = {"unlike": ((5, 6),), "like": ((5, 6), (end,))}
+    requests = [
+        held(text, name, {"enum": [17, 4711]}, logprobs=0, bad_words_ids=words, max_tokens=20)
+        for name, words in banned.items()
+    ]
+    options = EngineOptions(threads=1, max_num_seqs=8, kv_blocks=200)
+    plain, _ = build_engine(options)
+    truth = run(plain, *requests)
+    plain.close()
+    unscored = {name: len(truth[name, 0].tokens) - len(truth[name, 0].logprobs) for name in banned}
+    assert unscored == {"unlike": 0, "like": 1} and truth["like", 0].tokens[-1] == end
+    engine, _ = build_engine(options, drafter=Rehearsed({key: one.tokens for key, one in truth.items()}, 8, most=8))
+    for turn in range(3):
+        check(run(engine, *again(requests, turn)), truth)
+    assert engine.stats().accepted_tokens > 0
+    engine.close()
+
+
 REMARKS = {
     "type": "object",
     "properties": {"kind": {"enum": ["a table", "a room"]}, "remarks": {"type": "string", "minLength": 200}},
