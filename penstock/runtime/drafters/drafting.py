@@ -65,20 +65,23 @@ class Drafting:
 
     def propose(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> StepResult:
         """A step's result with what may follow what it has drawn."""
+        started = perf_counter()
         self._guarded(None, self._drafter.step, plan)
-        proposals = self._proposed(plan, drawn) if self._slots else ()
+        self._depths.took(perf_counter() - started, 0)
+        proposals = self._proposed(plan, result, drawn) if self._slots else ()
         failures, self._failures = self._failures, 0
         if not proposals and not failures:
             return result
         return result._replace(proposals=proposals, drafter_failures=failures)
 
-    def _proposed(self, plan: StepPlan, drawn: Iterable[SlotResult]) -> tuple[Proposal, ...]:
+    def _proposed(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> tuple[Proposal, ...]:
         asking: dict[int, int] = {}
-        for result in drawn:
-            if result.tokens and result.slot in self._slots:
-                self.take(result.slot, result.tokens)
-                asking[result.slot] = self._slots.get(result.slot, 0)
-        self._depths.step(plan)
+        for one in drawn:
+            if one.tokens and one.slot in self._slots:
+                self.take(one.slot, one.tokens)
+                asking[one.slot] = self._slots.get(one.slot, 0)
+        timings = result.timings
+        self._depths.step(plan, timings.build + timings.forward + timings.sample)
         if not self._slots or not (wanted := self._depths.wanted(asking)):
             return ()
         nothing: Sequence[Proposal] = ()
