@@ -263,7 +263,6 @@ class StepResult(NamedTuple):
         finished_transfers: loads and saves that have ended since the last result.
         failed_transfers: those of them that did not do what they should.
         timings: where the time went.
-        drafter_failures: times the drafter failed since the last result, and was switched off.
     """
 
     step: int
@@ -272,7 +271,6 @@ class StepResult(NamedTuple):
     finished_transfers: tuple[int, ...] = ()
     failed_transfers: tuple[int, ...] = ()
     timings: StepTimings = StepTimings()
-    drafter_failures: int = 0
 
 
 class Runner(Protocol):

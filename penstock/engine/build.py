@@ -79,7 +79,7 @@ def _built(
     gates = (GrammarGate(structured), *default_gates())
     scheduler = Scheduler(limits, started.groups, gates=gates)
     vocabulary = started.told.vocab_size
-    engine = Engine(scheduler, started.runner, structured, claim.release, drafting.cost, vocabulary)
+    engine = Engine(scheduler, started.runner, structured, claim.release, drafting, vocabulary)
     if options.shared_prompts:
         text = TextPipeline.of(options)
         pin_shared_prompts(engine, text, options.shared_prompts)

@@ -245,7 +245,7 @@ class Workshop:
         Raises:
             AssertionError: an answer differs, drafts were not accepted and rejected, or the state did not come about.
         """
-        engine, info = self._engine(cell.cache, cell.drafter, _CHUNK if cell.state == "chunk" else 0)
+        engine, info = self.engine(cell.cache, cell.drafter, _CHUNK if cell.state == "chunk" else 0)
         assert isinstance(engine.runner, ModelRunner)
         before, met = engine.stats(), False
         for number in range(_MOST_ROUNDS):
@@ -255,7 +255,7 @@ class Workshop:
             if cell.state != "hit":
                 engine.scheduler.cache.clear()
             since = engine.stats()
-            requests = _requests(cell, seed)
+            requests = requests_of(cell, seed)
             found = self._answers(client, cell, requests)
             for request, answer in zip(requests, found, strict=True):
                 expected = self._true(cell, request)
@@ -270,13 +270,13 @@ class Workshop:
     def _true(self, cell: Cell, request: GenerationRequest) -> Told:
         key = (cell.cache, cell.form, request.request_id.partition("#")[0], request.sampling)
         if key not in self._truth:
-            engine, info = self._engine(cell.cache, "", 0)
+            engine, info = self.engine(cell.cache, "", 0)
             name = request.request_id.partition("#")[0]
             self._truth[key] = self._answers(Stepped(engine, info), cell, [replace(request, request_id=name)])[0]
         return self._truth[key]
 
     def _answers(self, client: Stepped, cell: Cell, requests: Sequence[GenerationRequest]) -> list[Told]:
-        frontend = Frontend(client, self._text(cell), served_name="tiny")  # type: ignore[arg-type]
+        frontend = Frontend(client, self.text(cell), served_name="tiny")  # type: ignore[arg-type]
 
         async def ask() -> list[Told]:
             if cell.state == "hit":  # those that come first leave their prefixes to the others
@@ -286,7 +286,7 @@ class Workshop:
 
         return asyncio.run(ask())
 
-    def _text(self, cell: Cell) -> TextPipeline:
+    def text(self, cell: Cell) -> TextPipeline:
         if (cell.cache, cell.form) not in self._texts:
             self._model(cell.cache)
             parsers = {"tools": ("hermes", "none"), "reasoning": ("none", "think")}.get(cell.form, ("none", "none"))
@@ -300,7 +300,7 @@ class Workshop:
             _save(CACHES[cache], folder)
         return folder
 
-    def _engine(self, cache: str, drafter: str, chunk: int) -> tuple[Engine, EngineInfo]:
+    def engine(self, cache: str, drafter: str, chunk: int) -> tuple[Engine, EngineInfo]:
         if (cache, drafter, chunk) not in self._engines:
             config = dict(DRAFTERS[drafter], adaptive=False) if drafter else None
             if drafter == "draft_model":
@@ -335,7 +335,7 @@ async def _together(client: Stepped, asked: Sequence[Any]) -> list[Told]:
     return [task.result() for task in tasks]
 
 
-def _requests(cell: Cell, seed: int) -> list[GenerationRequest]:
+def requests_of(cell: Cell, seed: int) -> list[GenerationRequest]:
     """Those of a round: as many as the state's company, else three, of which two have their prompt in common."""
     count = int(cell.state.split()[1]) if cell.state.startswith("company") else 3
     return [_request(cell, seed + number, number) for number in range(count)]
