@@ -26,6 +26,7 @@ _FIXED: Final = 0.8  # share of a one-token step that is taken not to grow with 
 _LEAST_GAIN: Final = 1.02  # tokens a second with drafts over without, below which it is not worth the trouble
 _HOPELESS: Final = 0.02  # probability of a draft below which it is not thought about
 _TIMED: Final = 9  # proposals whose median time is believed
+_LOOKS: Final = 0.005  # of a step's time, for looking at slots that had nothing of it lately
 _LONGEST_REST: Final = 32  # steps that a slot without useful drafts is not looked at, where there are many
 _TIMED_LEAST: Final = 3  # and how many of them, before which one draft of each sequence is made
 _TRIES: Final = 0.008  # of the time of steps, for trying what does not seem to pay
@@ -200,6 +201,7 @@ class PricedDepths:
         self._asked = frozenset[int]()  # slots for which a model is run
         self._trying = False  # whether that is a try
         self._clock = self._most_drafts = 0
+        self._looked, self._look_s = 0, 0.0  # slots that the drafter looks at, and what it takes for one
         self._drafted = 0  # steps since one without drafts
 
     def begin(self, new: NewSequence) -> None:
@@ -248,9 +250,9 @@ class PricedDepths:
             self.decisions["tried"] += len(most)
             return {}
         found, self._clock = {}, self._clock + 1
-        # A look takes a fraction of what a step takes for a row: of few rows each is looked at in every step. Those who
-        # rest wake together, since a price may fall once there are enough of them.
-        longest = min(self._shape.rows // 4, _LONGEST_REST)
+        # Where a look takes a good part of a step, who had nothing of it lately rests. All wake together: a price may
+        # fall once there are enough of them.
+        longest = self._longest_rest(len(most))
         for slot, length in most.items():
             known = self._slots[slot]
             if self._clock % max(1, min(known.rest, longest)):
@@ -259,6 +261,7 @@ class PricedDepths:
                 found[slot] = length
                 known.rest = min(max(1, 2 * known.rest), _LONGEST_REST)  # taken back where a draft is chosen
         if self._drafting is None or not found:
+            self._looked = len(found)
             return found
         if len(self._drafting) < _TIMED_LEAST:
             found = dict.fromkeys(found, 1)
@@ -270,12 +273,22 @@ class PricedDepths:
     def took(self, seconds: float, longest: int) -> None:
         """As Depths."""
         if self._drafting is None:
+            if self._looked:
+                each = seconds / self._looked  # the first of a sequence takes longer, and may be all there was
+                self._look_s = min(each, self._look_s + (each - self._look_s) / _TIMED)
+                self._looked = 0
             return
         self._account.saved -= seconds
         if not self._asked:
             self._saved -= seconds
         if self._asked and longest:
             self._drafting.append(seconds / longest)
+
+    def _longest_rest(self, slots: int) -> int:
+        """Steps of which one is looked at, so that looks of so many slots take no more than a small share of them."""
+        if self._drafting is not None:
+            return min(self._shape.rows // 4, _LONGEST_REST)
+        return min(int(self._look_s * slots / (_LOOKS * self._step_s)), _LONGEST_REST)
 
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """As Depths."""
