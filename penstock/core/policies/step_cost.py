@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import sqrt
 from operator import mul
 from typing import NamedTuple, Protocol
@@ -182,18 +183,19 @@ class LearnedStepCost:
         more = self._told(shape._replace(drafts=shape.drafts + 1))
         assert more is not None
         each = more - base
+        told = [base + each * drafts for drafts in range(most + 1)]
+        if shape.prompt:
+            return DraftPrices(told, told, True)
         expected, least = list[float](), list[float]()
-        known, factor, low, first = -1, 1.0, 0.0, False
-        for drafts in range(most + 1):
-            told = base + each * drafts
-            if not shape.prompt and (place := _place(tokens + drafts)) != known:
-                known, factor = place, self._factor(place)
-                seen = self._seen(place)
-                first = first or (seen and not drafts)
-                low = told * factor if seen or not drafts else low
-            expected.append(told * factor)
-            least.append(min(told * factor, low) if low else told)
-        return DraftPrices(expected, least, first)
+        low = 0.0  # what the last step takes of those whose number of tokens was seen
+        for place, group in groupby(range(most + 1), key=lambda drafts: _place(tokens + drafts)):
+            factor, seen = self._factor(place), self._seen(place)
+            for drafts in group:
+                seconds = told[drafts] * factor
+                low = seconds if seen or not drafts else min(low, seconds)
+                expected.append(seconds)
+                least.append(low)
+        return DraftPrices(expected, least, self._seen(_place(tokens)))
 
     def _seen(self, place: int) -> bool:
         factor = self._factors.get(place)
