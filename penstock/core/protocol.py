@@ -7,6 +7,7 @@ slot, what `NewSequence` told it; every later step sends differences only.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -104,6 +105,7 @@ class NewSequence:
             needed is missing in optional groups alone.
         sampler_state: what the sampler had learned with the generated tokens, as `SlotResult` told last.
         follows: whether it takes the tokens of another sequence of the same number (`StepPlan.guidance`).
+        namespace: who may find again what it was answered; None for nobody.
     """
 
     slot: int
@@ -124,6 +126,7 @@ class NewSequence:
     valid_from: tuple[int, ...] = ()
     sampler_state: tuple[float, ...] = ()
     follows: bool = False
+    namespace: Hashable = None
 
 
 class ScheduledTokens(NamedTuple):

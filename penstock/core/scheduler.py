@@ -391,4 +391,5 @@ def _new_sequence(sequence: Sequence, tokens: ScheduledTokens) -> NewSequence:
         valid_from=tuple(table.valid_from for table in allocation.tables),
         sampler_state=sequence.sampler_state,
         follows=sequence.follows,
+        namespace=sequence.namespace,
     )

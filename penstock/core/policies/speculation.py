@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from penstock.config.speculation import MOST_DRAFTS
 from penstock.core.policies.step_cost import StepCost, UnknownStepCost
 
 
@@ -32,11 +33,11 @@ class Speculation(Protocol):
 
 
 class NoSpeculation:
-    """The null form: nothing is drafted, nor told."""
+    """The null form: nothing is learned nor told of what a runner may draft, and none of it forbidden."""
 
     def __init__(self) -> None:
         self.cost: StepCost = UnknownStepCost()
-        self.most = 0
+        self.most = MOST_DRAFTS
 
     def figures(self) -> DraftFigures:
         return DraftFigures()
