@@ -132,6 +132,7 @@ class AnyDepths(FixedDepths):
     """Asks for some slots, for some drafts, and verifies some of those: whatever a controller may choose."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._dice = random.Random(seed)
 
     def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
