@@ -91,11 +91,12 @@ class Bench:
         self._cost = LearnedStepCost()
         self.depths = Switched(self._cost)
         runner: Any = self.engine.runner
-        runner._drafting._depths = self.depths
+        self._drafting = runner._drafting
+        self._drafting._depths = self.depths
 
     def measure(self, right: float, depth: int, *, fixed: bool) -> tuple[float, float]:
         """Tokens a second of all sequences, and seconds a step."""
-        self.engine.step_cost = UnknownStepCost() if fixed else self._cost
+        self._drafting.cost = UnknownStepCost() if fixed else self._cost
         self.depths.fixed = fixed
         self.drafter.right, self.drafter.depth = right, depth
         self._count += 1

@@ -124,7 +124,6 @@ class Engine:
         if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0].step)):
             plan = self._submitted.popleft()
             self._measure(plan)
-            self.step_cost.learn(plan, result.timings)
             self._commit(result)
         elif not self.scheduler.has_work or self.structured.renewing:
             self.structured.wait(_WAIT_S)

@@ -9,7 +9,6 @@ import pytest
 from penstock.core.policies.least_squares import ForgettingFit
 from penstock.core.policies.step_cost import LearnedStepCost, StepShape, UnknownStepCost
 from penstock.core.protocol import ScheduledTokens, StepPlan, StepTimings
-from tests.core.harness import null_engine, request, run
 
 
 def plan_of(random_: random.Random) -> StepPlan:
@@ -124,13 +123,3 @@ def test_the_null_form_tells_nothing() -> None:
 def test_a_plans_shape() -> None:
     spans = (ScheduledTokens(0, 10, (1, 2, 3), 2, 0, True, ()), ScheduledTokens(1, 5, (1, 2), 0, 1, True, ()))
     assert StepShape.of(StepPlan(0, scheduled=spans)) == StepShape(2, generated=2, context=20, rows=2, drafts=1)
-
-
-def test_an_engine_teaches_whoever_asks() -> None:
-    engine = null_engine()
-    engine.step_cost = cost = LearnedStepCost()
-    sample = engine.runner.sample
-    engine.runner.sample = lambda step: sample(step)._replace(timings=StepTimings(0.0, 0.003, 0.0))  # type: ignore[method-assign]
-    run(engine, *(request(f"r{i}", range(5 + i), max_tokens=60) for i in range(8)))
-    found = cost.estimate(StepShape(0, 8, 100, 8))
-    assert found is not None and found.seconds == pytest.approx(0.003, rel=0.01)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from penstock.config.errors import EngineDeadError
 from penstock.core.policies.speculation import DraftFigures
 from penstock.core.policies.step_cost import StepCost, UnknownStepCost
-from penstock.core.protocol import NewSequence, Proposal, SlotResult, StepPlan, StepResult
+from penstock.core.protocol import NewSequence, Proposal, SlotResult, StepPlan, StepResult, StepTimings
 from penstock.runtime.drafters.depths import Depths, FixedDepths
 from penstock.runtime.drafters.drafter import Drafter, NoDrafter
 from penstock.runtime.drafters.drift import Drift
@@ -42,6 +42,7 @@ class Drafting:
         self._slots: dict[int, int] = {}  # most drafts of each at a time
         self._failures = 0
         self._drift = Drift()
+        self._ended = perf_counter()  # when the last step's drafts were made
 
     def use(self, drafter: Drafter) -> None:
         """Takes a drafter, before there are sequences."""
@@ -72,6 +73,7 @@ class Drafting:
             return result
         nothing: tuple[Proposal, ...] = ()
         proposals = self._guarded(nothing, self._proposed, plan, result, drawn)
+        self._ended = perf_counter()
         return result._replace(proposals=proposals) if proposals else result
 
     def figures(self) -> DraftFigures:
@@ -81,6 +83,7 @@ class Drafting:
 
     def _proposed(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> tuple[Proposal, ...]:
         started = perf_counter()
+        seconds = self._whole(plan, result.timings, started)
         self._drafter.step(plan)
         self._depths.took(perf_counter() - started, 0)
         asking: dict[int, int] = {}
@@ -96,8 +99,8 @@ class Drafting:
                 others += bool(one.tokens)
         if others:
             self._depths.decisions["failed" if self._failures else "request"] += others
-        timings = result.timings
-        self._depths.step(plan, timings.build + timings.forward + timings.sample)
+        self.cost.learn(plan, StepTimings(forward=seconds))
+        self._depths.step(plan, seconds)
         if not self._slots or not (wanted := self._depths.wanted(asking)):
             return ()
         started = perf_counter()
@@ -105,6 +108,12 @@ class Drafting:
         self._depths.took(perf_counter() - started, max((len(draft.tokens) for draft in drafts), default=0))
         chosen = self._depths.chosen(drafts)
         return tuple(Proposal(draft.slot, draft.tokens, draft.parents) for draft in chosen)
+
+    def _whole(self, plan: StepPlan, timings: StepTimings, now: float) -> float:
+        """Seconds of a step with all that is done for it, planning and commitment too: of a small model they are a good
+        part, and drafts make them longer. Before a step that brings sequences there may have been nothing to do."""
+        computed = timings.build + timings.forward + timings.sample
+        return max(computed, computed if plan.new_sequences else now - self._ended)
 
     def _guarded(self, otherwise: Found, call: Callable[..., Found], *arguments: object) -> Found:
         """What a call of the drafter gives; if it raises, there are no drafts from now on."""
