@@ -21,6 +21,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from scipy import stats
+
 from benchmarks.report import arguments, report
 from benchmarks.speculation_heads import COLUMNS, measure_heads
 from penstock.config.options import EngineOptions
@@ -45,6 +47,18 @@ DRAFTERS: Mapping[str, Callable[[], Drafter]] = {
 FIXED = {f"suffix, always {depth}": depth for depth in (1, 3, 7)}
 Script = tuple[list[int], list[int]]
 """A prompt and its answer, in tokens."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is measured under load: rounds, tokens of prompts and answers, methods, and whether fixed depths too."""
+
+    sequences: Sequence[int]
+    rounds: int
+    prompt: int
+    tokens: int
+    methods: Sequence[str]
+    fixed: bool
 
 
 @dataclass
@@ -240,47 +254,56 @@ def measure_copying(model: str, data: Path, rounds: int) -> tuple[dict[str, Any]
     return figures, rows
 
 
-def measure_load(
-    model: str, data: Path, rounds: int, sequences: Sequence[int], tokens: int
-) -> tuple[dict[str, Any], list[list[object]]]:
-    """Dialogues that quote little of themselves, by how many there are at once."""
+def lower_bound(values: Sequence[float]) -> float:
+    """Below which the mean of such values lies once in twenty times (Student's distribution)."""
+    if len(values) < 2:
+        return min(values)
+    error = statistics.stdev(values) / len(values) ** 0.5
+    quantile = float(stats.t.ppf(0.95, len(values) - 1))
+    return float(statistics.fmean(values) - quantile * error)
+
+
+def measure_load(model: str, data: Path, asked: Load) -> tuple[dict[str, Any], list[list[object]]]:
+    """Dialogues that quote little of themselves, by how many there are at once.
+
+    Those of one load are the same in every round, so that prompts come from the prefix cache; engines take turns in an
+    order that is turned round each time.
+    """
     text = TextPipeline.load(model)
     with (data / "chat" / "sgd_dev_200.jsonl").open(encoding="utf-8") as lines:
         talks = ["\n".join(str(one.get("content") or "") for one in json.loads(line)["messages"]) for line in lines]
+    tokens = asked.tokens
     coded = [text.tokenizer.encode(talk) for talk in talks]
-    scripts = [(ids[: -tokens or None], ids[-tokens:]) for ids in coded if len(ids) > 2 * tokens]
-    length = max(len(prompt) for prompt, _ in scripts) + tokens + 16
-    configs: dict[str, str | None] = {"off": None, "suffix": METHODS["suffix"]}
-    for name, depth in FIXED.items():
+    scripts = [(ids[: asked.prompt], ids[asked.prompt :][:tokens]) for ids in coded if len(ids) > asked.prompt + tokens]
+    length = asked.prompt + tokens + 16
+    configs = {name: METHODS[name] for name in ("off", *asked.methods)}
+    for name, depth in FIXED.items() if asked.fixed else ():
         configs[name] = json.dumps({"method": "suffix", "num_speculative_tokens": depth, "adaptive": False})
-    engines = {name: made(model, config, max(sequences), length) for name, config in configs.items()}
+    engines = {name: made(model, config, max(asked.sequences), length) for name, config in configs.items()}
     figures: dict[str, Any] = {"loads": {}}
     rows: list[list[object]] = []
-    for count in sequences:
+    for count in asked.sequences:
         took: dict[str, list[float]] = {name: [] for name in configs}
-        for turn in range(rounds + 1):
-            chosen = [scripts[(turn * count + number) % len(scripts)] for number in range(count)]
-            for name, (engine, scripted) in engines.items():
+        chosen = [scripts[number % len(scripts)] for number in range(count)]
+        for turn in range(asked.rounds + 1):
+            for name in configs if turn % 2 else reversed(configs):
+                engine, scripted = engines[name]
                 seconds = answer(engine, scripted, chosen, f"{count}.{turn}.", 12)
                 if turn:  # the first is warm-up
                     took[name].append(seconds)
-        gains = {
-            name: [a / b for a, b in zip(took["off"], seconds, strict=True)]
-            for name, seconds in took.items()
-            if name != "off"
-        }
-        found = {name: statistics.median(values) for name, values in gains.items()}
-        figures["loads"][count] = {"pairs": gains, "median": found, "off_s": took["off"]}
-        fixed = max(found[name] for name in FIXED)
-        rows.append(
-            [
-                count,
-                found["suffix"],
-                min(gains["suffix"]),
-                *(found[name] for name in FIXED),
-                found["suffix"] / max(1.0, fixed),
-            ]
-        )
+        found: dict[str, Any] = {"off_s": took["off"]}
+        fixed = 1.0
+        for name, each in took.items():
+            gains = [a / b for a, b in zip(took["off"], each, strict=True)]
+            counted = engines[name][0].stats()
+            decisions = dict(counted.draft_decisions)
+            found[name] = {"pairs": gains, "median": statistics.median(gains), "bound": lower_bound(gains)}
+            found[name] |= {"drafted": counted.drafted_tokens, "decisions": decisions}
+            fixed = max(fixed, found[name]["median"]) if name in FIXED else fixed
+        figures["loads"][count] = found
+        for name in asked.methods:
+            one = found[name]
+            rows.append([count, name, one["median"], one["bound"], one["median"] / fixed])
     for engine, _ in engines.values():
         engine.close()
     return figures, rows
@@ -293,6 +316,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--tokens", type=int, default=48, help="of an answer, under load")
+    parser.add_argument("--prompt", type=int, default=96, help="tokens of a prompt, under load")
+    parser.add_argument("--methods", nargs="+", choices=("suffix", "ngram"), default=["suffix"], help="under load")
+    parser.add_argument("--fixed", action="store_true", help="beside fixed depths, under load")
     args = parser.parse_args()
     shape = Path(args.model).stem
     if args.part == "copying":
@@ -302,8 +328,15 @@ def main() -> None:
         figures, rows = measure_heads(args.model, args.data)
         columns = COLUMNS
     else:
-        figures, rows = measure_load(args.model, args.data, args.rounds, args.sequences, args.tokens)
-        columns = ["sequences", "suffix over off", "least pair", *FIXED, "over the best of off and fixed"]
+        load = Load(args.sequences, args.rounds, args.prompt, args.tokens, args.methods, args.fixed)
+        figures, rows = measure_load(args.model, args.data, load)
+        columns = [
+            "sequences",
+            "drafts",
+            "over off, median",
+            "lower 95 % bound of the mean",
+            "over the best fixed depth",
+        ]
     report(f"speculation_{args.part}_{shape}", args.results, {"model": shape, **figures}, columns, rows)
 
 

@@ -27,7 +27,6 @@ class Counters:
     drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    drafter_failures: int = 0
     failed_loads: int = 0
 
     def end(self, reason: FinishReason) -> None:

@@ -7,6 +7,7 @@ slot, what `NewSequence` told it; every later step sends differences only.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -105,6 +106,7 @@ class NewSequence:
             needed is missing in optional groups alone.
         sampler_state: what the sampler had learned with the generated tokens, as `SlotResult` told last.
         follows: whether it takes the tokens of another sequence of the same number (`StepPlan.guidance`).
+        namespace: who may find again what it was answered; None for nobody.
     """
 
     slot: int
@@ -125,6 +127,7 @@ class NewSequence:
     valid_from: tuple[int, ...] = ()
     sampler_state: tuple[float, ...] = ()
     follows: bool = False
+    namespace: Hashable = None
 
 
 class ScheduledTokens(NamedTuple):
@@ -264,7 +267,6 @@ class StepResult(NamedTuple):
         finished_transfers: loads and saves that have ended since the last result.
         failed_transfers: those of them that did not do what they should.
         timings: where the time went.
-        drafter_failures: times the drafter failed since the last result, and was switched off.
     """
 
     step: int
@@ -273,7 +275,6 @@ class StepResult(NamedTuple):
     finished_transfers: tuple[int, ...] = ()
     failed_transfers: tuple[int, ...] = ()
     timings: StepTimings = StepTimings()
-    drafter_failures: int = 0
 
 
 class Runner(Protocol):

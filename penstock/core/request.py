@@ -208,6 +208,8 @@ class EngineStats:
         drafts: times that a sequence's drafts were verified.
         drafted_tokens, accepted_tokens: tokens of these, and those of them that were right.
         drafter_failures: times a drafter failed and was switched off.
+        draft_decisions: (reason, count) of why sequences had the drafts they had, one for each that drew in a step.
+        accepted_now, accepted_usually: accepted drafts of a verified proposal, of the last few hundred and thousands.
         failed_loads: blocks that could not be loaded from a lower tier.
         restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
         paused: 1 while the engine is told to hold still, 2 while it computes nothing at all (`keep`, `retract`), 3 as 1
@@ -240,6 +242,9 @@ class EngineStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     drafter_failures: int = 0
+    draft_decisions: tuple[tuple[str, int], ...] = ()
+    accepted_now: float = 0.0
+    accepted_usually: float = 0.0
     failed_loads: int = 0
     restarts: int = 0
     resumed: int = 0

@@ -326,7 +326,6 @@ class Scheduler:
             raise ValueError(f"the result of step {result.step} came while step {step} was due")
         self._step_over(step)
         self._settlement.finish_transfers(result)
-        self.ledger.counters.drafter_failures += result.drafter_failures
         results = {answer.slot: answer for answer in result.results}
         for entry in in_flight:
             if entry.sequence.state is not SequenceState.FINISHED:
@@ -392,4 +391,5 @@ def _new_sequence(sequence: Sequence, tokens: ScheduledTokens) -> NewSequence:
         valid_from=tuple(table.valid_from for table in allocation.tables),
         sampler_state=sequence.sampler_state,
         follows=sequence.follows,
+        namespace=sequence.namespace,
     )

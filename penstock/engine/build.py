@@ -83,7 +83,7 @@ def _built(
     gates = (GrammarGate(structured), *default_gates(), AdapterGate(options.max_loras))
     scheduler = Scheduler(limits, started.groups, gates=gates)
     vocabulary = started.told.vocab_size
-    engine = Engine(scheduler, started.runner, structured, claim.release, drafting.cost, vocabulary, started.adapters)
+    engine = Engine(scheduler, started.runner, structured, claim.release, drafting, vocabulary, started.adapters)
     if options.shared_prompts:
         text = TextPipeline.of(options)
         pin_shared_prompts(engine, text, options.shared_prompts)

@@ -12,6 +12,7 @@ GAUGES: Final = frozenset(
     {
         *("running", "waiting", "waiting_tokens", "waiting_seconds", "slots_used", "slots_allocated"),
         *("blocks_used", "blocks_cached", "blocks_total", "paused"),
+        *("accepted_now", "accepted_usually"),
     }
 )
 """Fields that say how things are now; the others grow."""

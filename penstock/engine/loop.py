@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.config.errors import EngineDeadError, ParameterError
 from penstock.core.policies.pace import Pace, PaceMeter
-from penstock.core.policies.step_cost import StepCost, UnknownStepCost
+from penstock.core.policies.speculation import NoSpeculation, Speculation
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
@@ -39,11 +39,11 @@ class Engine:
         runner: Runner,
         structured: StructuredOutputManager | None = None,
         closed: Callable[[], None] | None = None,
-        step_cost: StepCost | None = None,
+        speculation: Speculation | None = None,
         vocab_size: int | None = None,
         adapters: AdapterRoom | None = None,
     ) -> None:
-        """`closed` is called when the engine is; `step_cost` learns from every step, None for nobody who asks.
+        """`closed` is called when the engine is; `speculation` drafts in the runner, None for nobody.
 
         Token ids lie below `vocab_size`; None for a runner that looks up nothing by them.
         """
@@ -56,7 +56,8 @@ class Engine:
         self._depth = scheduler.options.depth
         self._submitted: deque[StepPlan] = deque()
         self._steps = 0
-        self.step_cost = step_cost or UnknownStepCost()
+        self._speculation = speculation or NoSpeculation()
+        self.step_cost = self._speculation.cost
         self._meter = PaceMeter(scheduler.options.max_num_seqs, scheduler.options.max_num_batched_tokens)
         self._working_since: float | None = None  # or since the last commit
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -82,6 +83,8 @@ class Engine:
             RequestError: it can never be served, see Scheduler.add, or names tokens that do not exist.
         """
         self._check_ids(request, so_far)
+        if request.speculate > self._speculation.most:  # of a drafter that has failed: such requests are planned ahead
+            request = replace(request, speculate=self._speculation.most)
         if self.adapters.add(request) or self.structured.add(request):
             self._tell_work()
             return False
@@ -130,7 +133,6 @@ class Engine:
         if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0].step)):
             plan = self._submitted.popleft()
             self._measure(plan)
-            self.step_cost.learn(plan, result.timings)
             self._commit(result)
         elif not self.scheduler.has_work or self.structured.renewing:
             self.structured.wait(_WAIT_S)
@@ -192,8 +194,9 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""
         seconds: dict[str, Any] = {f"{part}_seconds": self._seconds[part] for part in _PARTS}
+        drafts = self._speculation.figures()._asdict()
         paused = self.scheduler.pause.state(self.scheduler.waiting)
-        return replace(self.scheduler.stats(), steps=self._steps, paused=paused, **seconds)
+        return replace(self.scheduler.stats(), steps=self._steps, paused=paused, **seconds, **drafts)
 
     def close(self) -> None:
         """Frees what the runner holds."""

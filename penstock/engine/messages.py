@@ -45,7 +45,7 @@ class Launch(msgspec.Struct, frozen=True):
         events: endpoint it sends events to.
         work: path of the record of requests that are worked on.
         parent: process id of the client; the engine ends when that process does.
-        cores: descriptor of the file in which engines of one host note who works (`engine.cores`); None for one alone.
+        cores: descriptor of the file in which engines of one host note who works (`config.cores`); None for one alone.
         place: its own there.
     """
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from penstock.config.cores import AllCores, CoreShare
 from penstock.config.environment import read_environment, settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError, PenstockError
 from penstock.config.logs import log_handler
 from penstock.engine import messages, request_names
-from penstock.engine.cores import AllCores, CoreShare
 from penstock.engine.driver import EngineDriver
 from penstock.engine.event_sockets import Clients, EventSocket
 from penstock.engine.messages import MessageError

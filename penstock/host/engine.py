@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from penstock.config.cores import CoreBoard
 from penstock.config.environment import pack_folder
 from penstock.config.errors import EngineDeadError
 from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import EngineOptions
 from penstock.engine.api import EngineClient
-from penstock.engine.cores import CoreBoard
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.host.process_client import ProcessClient
 from penstock.library.resolve import resolve, with_draft_path

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import zmq
 
+from penstock.config.cores import CoreBoard
 from penstock.config.errors import EngineDeadError, PenstockError
 from penstock.config.options import EngineOptions
 from penstock.core.policies.pause import Control
 from penstock.core.request import EngineRequest, EngineStats
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
-from penstock.engine.cores import CoreBoard
 from penstock.engine.streams import OutputStream
 from penstock.host.child import EngineChild
 from penstock.host.engine_line import EngineLine

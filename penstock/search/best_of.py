@@ -27,6 +27,7 @@ class BestOf:
         self._n = request.sampling.n
         self._logprobs = request.sampling.logprobs is not None
         self._ready: deque[Delta] | None = None
+        self._told: list[int] = []  # its sequences that are given, the best first
 
     @property
     def cached_tokens(self) -> int:
@@ -38,7 +39,8 @@ class BestOf:
 
     @property
     def drafts(self) -> dict[int, tuple[int, int]]:
-        return self._generation.drafts
+        drafts = self._generation.drafts
+        return {index: drafts[told] for index, told in enumerate(self._told) if told in drafts}
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -59,7 +61,8 @@ class BestOf:
         async for delta in self._generation:
             sequences.setdefault(delta.index, []).append(delta)
         prompt_logprobs = tuple(entry for delta in sequences.get(0, ()) for entry in delta.prompt_logprobs)
-        ranked = sorted(sequences.values(), key=_mean, reverse=True)
+        ranked = sorted(sequences.values(), key=_mean, reverse=True)[: self._n]
+        self._told = [sequence[0].index for sequence in ranked]
         return deque(
             replace(
                 delta,
@@ -67,7 +70,7 @@ class BestOf:
                 logprobs=delta.logprobs if self._logprobs else (),
                 prompt_logprobs=prompt_logprobs if index == 0 and delta is sequence[0] else (),
             )
-            for index, sequence in enumerate(ranked[: self._n])
+            for index, sequence in enumerate(ranked)
             for delta in sequence
         )
 

@@ -248,6 +248,8 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         ("kv_blocks_total", "KV blocks.", stats.blocks_total),
         ("kv_slots_used", "Token slots written by running sequences.", stats.slots_used),
         ("kv_slots_allocated", "Token slots allocated to running sequences.", stats.slots_allocated),
+        ("spec_decode_accepted_now", "Accepted drafts of a proposal that was verified, of late.", stats.accepted_now),
+        ("spec_decode_accepted_usually", "The same of thousands of them.", stats.accepted_usually),
     ):
         yield GaugeMetricFamily(f"penstock_{name}", about, value=value)
     for name, about, value in (
@@ -272,6 +274,7 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
     for name, about, counts in (
         ("prefix_cache_misses", "Lookups short of a whole prompt.", stats.miss_reasons),
         ("admissions_held_back", "Steps in which a gate kept a sequence in the queue.", stats.held_back),
+        ("spec_decode_decisions", "Why sequences' steps had the drafts they had.", stats.draft_decisions),
     ):
         family = CounterMetricFamily(f"penstock_{name}", about, labels=["reason"])
         for reason, count in counts:

@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from typing import Any
 
+from penstock.config.cores import CoreBoard
 from penstock.config.machine import read_machine
 from penstock.config.options import HostOptions, ServerOptions
-from penstock.engine.cores import CoreBoard
 from penstock.host.engine import ProcessEngines
 from penstock.host.front import Front
 from penstock.host.front_host import FrontEngines, FrontHost

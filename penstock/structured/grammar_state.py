@@ -236,9 +236,21 @@ class GrammarState:
 
     @property
     def _ends_against_bans(self) -> bool:
-        """Whether only the end is allowed, but the client's bans or min_tokens forbid it."""
-        early = self._bans or len(self._tokens) < self._sampling.min_tokens
-        return early and bool(self._eos_ids) and self._forced == [self._eos_ids[0]]
+        """Whether only the end is allowed, but cannot be drawn, as the client's bans or min_tokens forbid it."""
+        if not self._eos_ids or self._forced != [self._eos_ids[0]]:
+            return False
+        end, sampling = self._eos_ids[0], self._sampling
+        allowed = sampling.allowed_token_ids
+        return (
+            len(self._tokens) < sampling.min_tokens
+            or (allowed is not None and end not in allowed)
+            or end in self._forbidden
+            or any(word[-1] == end and self._ends_in(word[:-1]) for word in sampling.bad_words_ids)
+        )
+
+    def _ends_in(self, tokens: tuple[int, ...]) -> bool:
+        """Whether these are the last tokens that were taken."""
+        return tuple(self._tokens[max(0, len(self._tokens) - len(tokens)) :]) == tokens
 
     def _step(self, token: int) -> None:
         self._tokens.append(token)

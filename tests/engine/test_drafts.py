@@ -249,10 +249,44 @@ def test_a_drafter_that_fails_is_switched_off(fails: str, tmp_path: Path, caplog
     engine = made(tmp_path, drafter)
     for turn in range(2):
         check(run(engine, *again(asked(8, speculate=False), turn), dice=random.Random(turn)), truth)
-    assert drafter.calls == 3 and engine.stats().drafter_failures == 1
+    stats = engine.stats()
+    assert drafter.calls == 3 and stats.drafter_failures == 1 and dict(stats.draft_decisions)["failed"] > 0
     assert [record.message for record in caplog.records if "drafter failed" in record.message] == [
         "the drafter failed and is switched off: requests go on without drafts"
     ]
+    engine.close()
+
+
+def test_behind_a_drafter_that_failed_requests_are_planned_ahead(tmp_path: Path) -> None:
+    """Those that come later: nothing has to be known of their drafts before their next step is planned."""
+    tiny.save("llama", tmp_path, num_hidden_layers=1)
+    drafter = Failing({}, 0)
+    drafter.fails = "begin"
+    engine = made(tmp_path, drafter, depth=1)
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    waits = []
+    for number in range(5):
+        engine.add(EngineRequest(f"r{number}", tuple(tiny.prompt(9)), params, speculate=4))
+        while engine.has_work:
+            waits += [(number, one.request.waits_for_tokens) for one in engine.scheduler.running]
+            engine.step()
+    assert {number for number, waited in waits if waited} == {0}
+    assert {number for number, waited in waits if not waited} == {1, 2, 3, 4}
+    engine.close()
+
+
+def test_it_is_told_why_there_are_no_drafts(tmp_path: Path) -> None:
+    tiny.save("llama", tmp_path, num_hidden_layers=1)
+    plain = made(tmp_path)
+    truth = run(plain, *asked(4, speculate=False))
+    engine = made(tmp_path, Rehearsed({key: answer.tokens for key, answer in truth.items()}, 7))
+    run(engine, *asked(4, speculate=True))
+    verified = dict(engine.stats().draft_decisions)
+    assert verified["verified"] > 20 and "request" not in verified
+    assert 0.0 < engine.stats().accepted_now <= 4.0
+    run(engine, *again(asked(2, speculate=False), 1)[:1], *asked(1, speculate=False))
+    assert dict(engine.stats().draft_decisions)["request"] > 10
+    plain.close()
     engine.close()
 
 
@@ -308,6 +342,27 @@ def test_answers_under_grammars(text: TextPipeline, right: int) -> None:
         assert stats.accepted_tokens >= stats.drafted_tokens - 2
         assert stats.steps < 1.4 * before.steps  # of two turns, one with preemption
     plain.close()
+    engine.close()
+
+
+def test_an_end_that_no_ban_forbids_is_scored(text: TextPipeline) -> None:
+    """With and without drafts; one that is forbidden is forced, and has no log-probability."""
+    end = text.eos_ids[0]
+    banned = {"unlike": ((5, 6),), "like": ((5, 6), (end,))}
+    requests = [
+        held(text, name, {"enum": [17, 4711]}, logprobs=0, bad_words_ids=words, max_tokens=20)
+        for name, words in banned.items()
+    ]
+    options = EngineOptions(threads=1, max_num_seqs=8, kv_blocks=200)
+    plain, _ = build_engine(options)
+    truth = run(plain, *requests)
+    plain.close()
+    unscored = {name: len(truth[name, 0].tokens) - len(truth[name, 0].logprobs) for name in banned}
+    assert unscored == {"unlike": 0, "like": 1} and truth["like", 0].tokens[-1] == end
+    engine, _ = build_engine(options, drafter=Rehearsed({key: one.tokens for key, one in truth.items()}, 8, most=8))
+    for turn in range(3):
+        check(run(engine, *again(requests, turn)), truth)
+    assert engine.stats().accepted_tokens > 0
     engine.close()
 
 

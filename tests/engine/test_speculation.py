@@ -14,7 +14,7 @@ from penstock.config.constraint import Thinking
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.policies.step_cost import Estimate, StepShape
+from penstock.core.policies.step_cost import DraftPrices, Estimate, StepShape
 from penstock.core.protocol import StepPlan, StepTimings
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
@@ -43,6 +43,10 @@ class Cheap:
 
     def estimate(self, shape: StepShape) -> Estimate:
         return Estimate(100.0 * (1.0 + self.each * shape.drafts), 0.0)
+
+    def with_drafts(self, shape: StepShape, most: int) -> DraftPrices:
+        seconds = [100.0 * (1.0 + self.each * drafts) for drafts in range(most + 1)]
+        return DraftPrices(seconds, seconds, True)
 
 
 @pytest.fixture(autouse=True)

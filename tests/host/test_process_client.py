@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from penstock.config.cores import PLACES, CoreBoard
 from penstock.config.errors import (
     CheckpointError,
     ConfigError,
@@ -25,7 +26,6 @@ from penstock.config.options import EngineOptions
 from penstock.core.request import FinishReason
 from penstock.engine import messages
 from penstock.engine.api import EngineState
-from penstock.engine.cores import PLACES, CoreBoard
 from penstock.host import process_client as client_module
 from penstock.host.process_client import ProcessClient
 from penstock.kernels.cpu import native

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.request import EngineStats
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.metrics import ALIASES, EngineFigures, Metrics, throughput_line
+from penstock.server.metrics import ALIASES, EngineFigures, Metrics, ModelMetrics, throughput_line
 from tests.server.support import Running, Serving, kill, running, serving_a_process, until
 
 Labels = tuple[tuple[str, str], ...]
@@ -100,6 +101,20 @@ SUFFIXES = ("", "_total", "_sum", "_count", "_bucket")
 )  # fmt: skip
 def test_names_dashboards_read(server: Running, name: str) -> None:
     assert (name, (("model_name", "scripted"),)) in scrape(server)
+
+
+def test_why_there_are_drafts_or_none_is_told() -> None:
+    stats = EngineStats(draft_decisions=(("load", 7), ("verified", 5)), accepted_now=1.5, accepted_usually=2.5)
+    families = {
+        family.name: family
+        for family in ModelMetrics("m", Counter("ended", "", ["name", "reason"], registry=None)).families(
+            EngineFigures(stats)
+        )
+    }
+    decisions = families["penstock_spec_decode_decisions"].samples
+    assert {sample.labels["reason"]: sample.value for sample in decisions} == {"load": 7, "verified": 5}
+    assert families["penstock_spec_decode_accepted_now"].samples[0].value == 1.5
+    assert families["penstock_spec_decode_accepted_usually"].samples[0].value == 2.5
 
 
 def test_engine_figures(text: TextPipeline) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_MOST_COUNTS = 1e30
 _RIDGE = 1e-3  # of a column's own weight: what cannot be told apart is put down to the first column
 
 
@@ -17,22 +18,34 @@ class ForgettingFit:
     def __init__(self, columns: int, memory: int) -> None:
         """After `memory` answers one counts 1/e."""
         self._columns = columns
-        self._keep = 1.0 - 1.0 / memory
-        self._products = [[0.0] * columns for _ in range(columns)]
+        self._growth = 1.0 / (1.0 - 1.0 / memory)
+        self._counts = 1.0  # an answer, beside the first: late ones more, so that nothing is changed that is not met
+        self._products = [[0.0] * columns for _ in range(columns)]  # on and above the diagonal
         self._answers = [0.0] * columns
         self._sums = [0.0] * columns
         self._total = 0.0
 
     def add(self, values: Sequence[float], answer: float) -> None:
         """Learns that these values took `answer`, which is above 0."""
-        weight = 1.0 / answer
-        keep = self._keep
-        for i, value in enumerate(values):
-            self._answers[i] = keep * self._answers[i] + weight * value * answer
-            self._sums[i] = keep * self._sums[i] + value
-            for j, other in enumerate(values):
-                self._products[i][j] = keep * self._products[i][j] + weight * value * other
-        self._total = keep * self._total + answer
+        counts = self._counts = self._counts * self._growth
+        weight = counts / answer
+        met = [(i, value) for i, value in enumerate(values) if value]
+        for place, (i, value) in enumerate(met):
+            self._answers[i] += counts * value
+            self._sums[i] += counts * value
+            row, weighted = self._products[i], weight * value
+            for j, other in met[place:]:
+                row[j] += weighted * other
+        self._total += counts * answer
+        if counts > _MOST_COUNTS:
+            self._scale(1.0 / counts)
+
+    def _scale(self, by: float) -> None:
+        self._products = [[one * by for one in row] for row in self._products]
+        self._answers = [one * by for one in self._answers]
+        self._sums = [one * by for one in self._sums]
+        self._total *= by
+        self._counts *= by
 
     def costs(self) -> list[float]:
         """What one of each column costs."""
@@ -45,7 +58,8 @@ class ForgettingFit:
         """The costs of these columns, without those whose cost would be below 0."""
         found = _solve(
             [
-                [self._products[i][j] * (1.0 + _RIDGE * (i == j and i > 0)) for j in columns] + [self._answers[i]]
+                [self._products[min(i, j)][max(i, j)] * (1.0 + _RIDGE * (i == j and i > 0)) for j in columns]
+                + [self._answers[i]]
                 for i in columns
             ]
         )

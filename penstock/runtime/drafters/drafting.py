@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Protocol, TypeVar
 
 from penstock.config.errors import EngineDeadError
-from penstock.core.policies.step_cost import StepCost
-from penstock.core.protocol import NewSequence, Proposal, SlotResult, StepPlan, StepResult
+from penstock.core.policies.speculation import DraftFigures
+from penstock.core.policies.step_cost import StepCost, UnknownStepCost
+from penstock.core.protocol import NewSequence, Proposal, SlotResult, StepPlan, StepResult, StepTimings
 from penstock.runtime.drafters.depths import Depths, FixedDepths
 from penstock.runtime.drafters.drafter import Drafter, NoDrafter
+from penstock.runtime.drafters.drift import Drift
 from penstock.runtime.drafters.hidden_states import NO_TAPS, Tapped, Taps
 
 log = logging.getLogger(__name__)
@@ -35,8 +37,8 @@ class Drafting:
     """Drafts for those sequences whose requests allow it. A drafter that fails is switched off: no step fails with it.
 
     Attributes:
-        cost: learns what steps cost, by which depths are chosen; None where nobody asks.
-        most: drafts of a proposal.
+        cost: learns what steps cost, by which depths are chosen.
+        most: drafts of a proposal; 0 once the drafter has failed.
         taps: the hidden states that the drafter wants of each step.
     """
 
@@ -48,12 +50,14 @@ class Drafting:
         most: int | None = None,
     ) -> None:
         """`most` drafts there will be of a drafter that `use` brings, once its model is loaded."""
-        self.cost = cost
+        self.cost = cost or UnknownStepCost()
         self._drafter: Drafter = drafter or NoDrafter()
         self._depths: Depths = depths or FixedDepths()
         self.most = self._drafter.most if most is None else most
         self._slots: dict[int, int] = {}  # most drafts of each at a time
-        self._failures = 0  # since a result told of them
+        self._failures = 0
+        self._drift = Drift()
+        self._ended = perf_counter()  # when the last step's drafts were made
         self.taps = NO_TAPS
         self._tapped: TappedDrafter | None = None
 
@@ -92,31 +96,51 @@ class Drafting:
 
     def propose(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> StepResult:
         """A step's result with what may follow what it has drawn."""
-        self._guarded(None, self._drafter.step, plan)
-        proposals = self._proposed(plan, drawn) if self._slots else ()
-        failures, self._failures = self._failures, 0
-        if not proposals and not failures:
+        if not self.most and not self._failures:
             return result
-        return result._replace(proposals=proposals, drafter_failures=failures)
+        nothing: tuple[Proposal, ...] = ()
+        proposals = self._guarded(nothing, self._proposed, plan, result, drawn)
+        self._ended = perf_counter()
+        return result._replace(proposals=proposals) if proposals else result
 
-    def _proposed(self, plan: StepPlan, drawn: Iterable[SlotResult]) -> tuple[Proposal, ...]:
+    def figures(self) -> DraftFigures:
+        """What is told of all this."""
+        decisions = tuple(self._depths.decisions.items())
+        return DraftFigures(self._failures, decisions, self._drift.now, self._drift.usually)
+
+    def _proposed(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> tuple[Proposal, ...]:
+        started = perf_counter()
+        seconds = self._whole(plan, result.timings, started)
+        self._drafter.step(plan)
+        self._depths.took(perf_counter() - started, 0)
         asking: dict[int, int] = {}
-        for result in drawn:
-            if result.tokens and result.slot in self._slots:
-                self.take(result.slot, result.tokens)
-                asking[result.slot] = self._slots.get(result.slot, 0)
-        self._depths.step(plan)
+        verified = {span.slot for span in plan.scheduled if span.draft_tokens}
+        others = 0
+        for one in drawn:
+            if one.tokens and one.slot in self._slots:
+                if one.slot in verified:
+                    self._drift.add(len(one.tokens) - 1)
+                self.take(one.slot, one.tokens)
+                asking[one.slot] = self._slots.get(one.slot, 0)
+            else:
+                others += bool(one.tokens)
+        if others:
+            self._depths.decisions["failed" if self._failures else "request"] += others
+        self.cost.learn(plan, StepTimings(forward=seconds))
+        self._depths.step(plan, seconds)
         if not self._slots or not (wanted := self._depths.wanted(asking)):
             return ()
-        nothing: Sequence[Proposal] = ()
-        return tuple(self._guarded(nothing, self._chosen, wanted))
-
-    def _chosen(self, wanted: Mapping[int, int]) -> Sequence[Proposal]:
         started = perf_counter()
         drafts = self._drafter.propose(wanted)
         self._depths.took(perf_counter() - started, max((len(draft.tokens) for draft in drafts), default=0))
         chosen = self._depths.chosen(drafts)
-        return [Proposal(draft.slot, draft.tokens, draft.parents) for draft in chosen]
+        return tuple(Proposal(draft.slot, draft.tokens, draft.parents) for draft in chosen)
+
+    def _whole(self, plan: StepPlan, timings: StepTimings, now: float) -> float:
+        """Seconds of a step with all that is done for it, planning and commitment too: of a small model they are a good
+        part, and drafts make them longer. Before a step that brings sequences there may have been nothing to do."""
+        computed = timings.build + timings.forward + timings.sample
+        return max(computed, computed if plan.new_sequences else now - self._ended)
 
     def _guarded(self, otherwise: Found, call: Callable[..., Found], *arguments: object) -> Found:
         """What a call of the drafter gives; if it raises, there are no drafts from now on."""
@@ -131,5 +155,6 @@ class Drafting:
             self._slots.clear()
             self._drafter, self._tapped = NoDrafter(), None
             self.taps = NO_TAPS
+            self.most = 0
             self._failures += 1
             return otherwise

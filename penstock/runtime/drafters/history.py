@@ -37,22 +37,37 @@ class History:
             All tokens; the positions behind such places, rising, at most 64; how many tokens they have in common with
             the end, `least` to `most`.
         """
+        return self.like(self.ids, most)
+
+    def like(self, end: Ids, most: int) -> tuple[Ids, Places, int]:
+        """As `like_the_end`, for the end of other tokens."""
         self._enter()
         size, ids = self._size, self._ids
-        nowhere = np.empty(0, np.int64)
-        if size <= self._least:
-            return ids[:size], nowhere, 0
-        places = np.flatnonzero(self._keys[self._least - 1 : size - 1] == self._keys[size - 1])[-_SEARCHED:]
+        if len(end) < self._least or size <= self._least:
+            return ids[:size], np.empty(0, np.int64), 0
+        key = _keys(end[-self._least :], self._least)[-1]
+        places = np.flatnonzero(self._keys[self._least - 1 : size - 1] == key)[-_SEARCHED:]
         places += self._least
         common = self._least
-        while common < most and len(places):
+        while common < min(most, len(end)) and len(places):
             longer = places[places > common]
-            longer = longer[ids[longer - common - 1] == ids[size - common - 1]]
+            longer = longer[ids[longer - common - 1] == end[len(end) - common - 1]]
             if not len(longer):
                 break
             places = longer
             common += 1
         return ids[:size], places[-_LATEST:], common
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return self._size + sum(map(len, self._pending))
+
+    @property
+    def ids(self) -> Ids:
+        """All tokens; not to be changed."""
+        self._enter()
+        return self._ids[: self._size]
 
     def _enter(self) -> None:
         added = sum(map(len, self._pending))
@@ -66,8 +81,14 @@ class History:
             self._ids[self._size : self._size + len(tokens)] = tokens
             self._size += len(tokens)
         self._pending.clear()
-        keys = np.zeros(self._size - begin, np.uint64)
-        for back in range(min(self._least, self._size)):
-            before = self._ids[max(0, begin - back) : self._size - back].astype(np.uint64)
-            keys[len(keys) - len(before) :] = keys[len(keys) - len(before) :] * _MIX + before
-        self._keys[begin : self._size] = keys
+        first = max(0, begin - self._least + 1)
+        self._keys[begin : self._size] = _keys(self._ids[first : self._size], self._least)[begin - first :]
+
+
+def _keys(ids: Ids, least: int) -> npt.NDArray[np.uint64]:
+    """Of each token, a number that is the same wherever it and those before it, `least` in all, are the same."""
+    keys = np.zeros(len(ids), np.uint64)
+    for back in range(min(least, len(ids))):
+        before = ids[: len(ids) - back].astype(np.uint64)
+        keys[back:] = keys[back:] * _MIX + before
+    return keys

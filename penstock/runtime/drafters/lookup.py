@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from penstock.core.protocol import NewSequence
 from penstock.runtime.drafters.drafter import Draft, NoDrafter
+from penstock.runtime.drafters.earlier import Earlier, one_answer
 from penstock.runtime.drafters.history import History, Ids, Places
 
 _LONGEST_KIND: Final = 8  # tokens in common from which on drafts count as one kind
+_EARLIER_KIND: Final = 2 * (_LONGEST_KIND + 1)  # added to the kind of what earlier answers had
 _LONGEST_SUFFIX: Final = 16  # tokens in common that are looked for, one comparison of places for each
 
 
@@ -64,11 +66,43 @@ class NgramDrafter(_Lookup):
 class SuffixDrafter(_Lookup):
     """What stood most often behind the places that have the most in common with the end, token after token
 
-    (SuffixDecoding: Oliaro et al. 2024, 2411.04975). The tree of that paper is one array that is searched.
+    (SuffixDecoding: Oliaro et al. 2024, 2411.04975). The tree of that paper is one array that is searched, and another
+    one of earlier answers of the same namespace, which are taken where they have more in common.
     """
 
     def __init__(self, most: int, least_common: int) -> None:
         super().__init__(most, least_common, _LONGEST_SUFFIX)
+        self._earlier = Earlier(least_common)
+        self._whose: dict[int, tuple[Hashable, int]] = {}  # namespace and tokens of the prompt
+
+    def begin(self, new: NewSequence) -> None:
+        """As Drafter."""
+        super().begin(new)
+        if new.namespace is not None:
+            self._whose[new.slot] = new.namespace, len(new.prompt_ids)
+
+    def release(self, slot: int) -> None:
+        """As Drafter."""
+        if slot in self._whose:
+            namespace, prompt = self._whose.pop(slot)
+            self._earlier.add(namespace, self._histories[slot].ids[prompt:])
+        super().release(slot)
+
+    def propose(self, wanted: Mapping[int, int]) -> Sequence[Draft]:
+        """As Drafter."""
+        found = []
+        for slot, most in wanted.items():
+            history, kind = self._histories[slot], 0
+            ids, places, common = history.like_the_end(self._common)
+            if slot in self._whose and common < self._common:
+                earlier = self._earlier.like(self._whose[slot][0], ids, self._common)
+                if len(earlier[1]) and (not len(places) or earlier[2] > common):
+                    (ids, places, common), kind = earlier, _EARLIER_KIND
+            if len(places):
+                tokens, agreed = self.follow(ids, places, most)
+                if tokens := one_answer(tokens):
+                    found.append(Draft(slot, tokens, kind + 2 * min(common, _LONGEST_KIND) + agreed))
+        return found
 
     def follow(self, ids: Ids, places: Places, most: int) -> tuple[tuple[int, ...], bool]:
         """As _Lookup."""

@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from penstock.engine import cores as module
-from penstock.engine.cores import AllCores, CoreBoard, CoreShare, part_of
+from penstock.config import cores as module
+from penstock.config.cores import AllCores, CoreBoard, CoreShare, part_of
 
 
 @pytest.mark.parametrize(
