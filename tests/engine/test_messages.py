@@ -10,6 +10,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.config.adapters import AdapterUse
 from penstock.config.errors import (
     RESULT_TOO_LARGE,
     CheckpointError,
@@ -42,7 +43,7 @@ REQUEST = EngineRequest(
         bad_words=("a",), bad_words_ids=((1,), (2, 3)), stop=("x", "é"), stop_token_ids=(4,), seed=-(2**63), logprobs=0,
         banned_strings=("é b",),
     ),
-    (2, 4), 2**64 - 1, -3, "salt", "owner", 0,
+    (2, 4), 2**64 - 1, -3, "salt", "owner", adapters=(AdapterUse("d", "/p", -0.5),),
 )  # fmt: skip
 INFO = EngineInfo("m", "/p", "A", 1, 2, 3, 4, 5, 6, "float32", "cpu", "exact", (Decision("a", "b", "c"),))
 OUTPUT = EngineOutput(
