@@ -58,6 +58,7 @@ MADE: Mapping[str, Callable[[], list[re.Pattern[str]]]] = {
     "quant.methods.record:Method.count": lambda: _strings_of("quant/methods"),
     "weights.sources:matched": lambda: _strings_of("models", "quant/methods"),
     "weights.sources:_named": lambda: _strings_of("models"),
+    "runtime.adapter_loading:AdapterLoader.__init__": lambda: _strings_of("models"),
     "text.grammar.lark:_tree": lambda: [lark._tree(frozenset(("<a>", "[b]")))[0]],
     "text.parsers.calls:CallMarks.head": lambda: [s.head[1] for s in shapes() if "{arguments}" in s.format.call],
     "text.parsers.calls:CallMarks.parameter_head": lambda: [
@@ -70,7 +71,7 @@ MADE: Mapping[str, Callable[[], list[re.Pattern[str]]]] = {
 _NAMES: Final = (
     "quant.methods.record:Method.count", "weights.sources:matched", "weights.sources:_named",
     "weights.readers.tied:_EMBEDDING", "weights.readers.tied:_HEAD", "weights.writers.folder_model:_LINEAR",
-    "weights.writers.folder_model:_NOT_LINEAR",
+    "weights.writers.folder_model:_NOT_LINEAR", "runtime.adapter_loading:AdapterLoader.__init__",
 )  # fmt: skip
 BOUNDED: Final = dict.fromkeys(_NAMES, limits.MAX_TENSOR_NAME_CHARS)
 """The longest text that an expression can get: longer names of tensors are refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from penstock.config.errors import PenstockError
 from penstock.text.grammar import lark
 from penstock.text.grammar.gbnf import gbnf_to_lark
+from penstock.text.grammar.lark_regex import LarkError, as_expression
 from penstock.text.grammar.plain import plain_schema
 from penstock.text.grammar.scan import check_json, read_json
 from penstock.text.grammar.schema import check_schema
@@ -216,6 +218,12 @@ def _dumped(make: Make, size: int) -> str:
     return json.dumps(make(size))
 
 
+def _expression_of(text: str) -> str:
+    with contextlib.suppress(LarkError):
+        return as_expression(text)
+    return ""
+
+
 def grammar_readers() -> Iterator[Scanner]:
     """What reads a client's grammars."""
     schemas = _schemas()
@@ -225,6 +233,7 @@ def grammar_readers() -> Iterator[Scanner]:
     yield Scanner("text.grammar.lark sequence", lambda text: lark.sequence(text, _SPECIAL), sequences)
     yield Scanner("text.grammar.lark regex", lark.regex, repeated("/", "\\", "\n", "\\/"))
     yield Scanner("text.grammar.gbnf", refusing(gbnf_to_lark), _GBNF)
+    yield Scanner("text.grammar.lark_regex", _expression_of, _LARK)
     yield Scanner(
         "text.grammar.scan check_json", refusing(check_json), repeated("[", "[]", '["', '["\\', '[…"a",', "[…,")
     )

@@ -59,7 +59,7 @@ def _bodies(operation: Mapping[str, Any]) -> Iterator[str]:
     content = operation.get("requestBody", {}).get("content", {})
     for kind in content.values():
         schema = kind.get("schema", {})
-        for one in schema.get("anyOf", [schema]):
+        for one in schema.get("anyOf", [schema.get("items", schema)]):
             if "$ref" in one:
                 yield one["$ref"].removeprefix(_REF)
 

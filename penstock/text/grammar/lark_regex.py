@@ -108,8 +108,8 @@ class _Grammar:
         if first.kind == "keyword":
             self._take_keyword(statement)
             return
-        while statement and statement[0].text in ("?", "!"):
-            statement = statement[1:]
+        marks = next((place for place, token in enumerate(statement) if token.text not in ("?", "!")), len(statement))
+        statement = statement[marks:]
         names = [token.text for token in statement[:4]]
         end = 1 if names[1:2] == [":"] else 3 if names[1:2] == ["."] and names[3:4] == [":"] else 0  # with a priority
         if not end or statement[0].kind != "name":
