@@ -283,20 +283,6 @@ def test_sigterm_drains_all() -> None:
         assert psutil.wait_procs(there, WAIT_S)[1] == []
 
 
-def test_the_hosts_death_is_everybodys(served: Served) -> None:
-    """The last test of this server."""
-    until(lambda: len(served.children()) == COUNT + 1, WAIT_S)
-    there = served.children()
-    served.process.kill()
-    assert psutil.wait_procs(there, WAIT_S)[1] == []
-
-
-@pytest.mark.parametrize("count", [0, -1, 65])
-def test_a_number_of_processes_that_cannot_be(count: int) -> None:
-    with pytest.raises(ConfigError, match=rf"--api-server-count is {count}; allowed: 1 to 64"):
-        serve(EngineOptions(), ServerOptions(port=0, api_server_count=count))
-
-
 class Written(threading.Thread):
     """Reads a Kobold stream of a name of its own."""
 
@@ -340,3 +326,17 @@ def test_an_answer_is_asked_for_and_ended_whichever_process_writes_it(served: Se
         writer.join(WAIT_S)
         assert not writer.is_alive()
     until(lambda: all(listens(served) for _ in range(20)), WAIT_S)
+
+
+def test_the_hosts_death_is_everybodys(served: Served) -> None:
+    """The last test of this server."""
+    until(lambda: len(served.children()) == COUNT + 1, WAIT_S)
+    there = served.children()
+    served.process.kill()
+    assert psutil.wait_procs(there, WAIT_S)[1] == []
+
+
+@pytest.mark.parametrize("count", [0, -1, 65])
+def test_a_number_of_processes_that_cannot_be(count: int) -> None:
+    with pytest.raises(ConfigError, match=rf"--api-server-count is {count}; allowed: 1 to 64"):
+        serve(EngineOptions(), ServerOptions(port=0, api_server_count=count))
