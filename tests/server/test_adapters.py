@@ -73,6 +73,15 @@ def test_every_dialect_names_one(own: Running, folders: dict[str, Path]) -> None
     assert asked(own, "/generate", tgi) == asked(own, "/generate", {"text": "Hello", "lora_path": "one"}) == one
 
 
+def test_every_request_of_a_beam_search_has_it(own: Running, folders: dict[str, Path]) -> None:
+    own.runner.seen.clear()
+    body = {"prompt": "Hello", "model": "one", "max_tokens": 3, "n": 2, "use_beam_search": True}
+    answer = httpx.post(f"{own.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    digests = [[use.digest for _, use in row.adapters] for row in own.runner.seen]
+    assert len(digests) > 1 and all(one == [adapter_digest(folders["one"])] for one in digests)
+
+
 def test_llama_servers_clients_name_them_by_number(own: Running, folders: dict[str, Path]) -> None:
     listed = httpx.get(f"{own.url}/lora-adapters").json()
     assert listed == [{"id": 0, "path": "one", "scale": 0.0}, {"id": 1, "path": "two", "scale": 0.0}]
