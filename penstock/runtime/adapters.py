@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
@@ -55,13 +55,18 @@ class AdapterRoom:
             raise RequestError("This engine takes no adapters; start it with --enable-lora.", param="model")
         if len(request.adapters) > (most := min(self._slots, MOST_ADAPTERS)):
             raise ParameterError("adapters", f"{len(request.adapters)} adapters", f"at most {most} of a request")
+        lacks = self._lacks(request)
+        if lacks:
+            self._waiting[request.request_id] = request
+        return lacks
+
+    def _lacks(self, request: EngineRequest) -> bool:
+        """Whether not all of a request's adapters are here; the others are being read then."""
         missing = [use for use in request.adapters if self._used(use.digest) is None]
         for use in missing:
             if use.digest not in self._loading:
                 self._thread = self._thread or ThreadPoolExecutor(1, "penstock-adapters")
                 self._loading[use.digest] = self._thread.submit(self._read, use)
-        if missing:
-            self._waiting[request.request_id] = request
         return bool(missing)
 
     def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:
@@ -77,10 +82,13 @@ class AdapterRoom:
         for request in list(self._waiting.values()):
             digests = [use.digest for use in request.adapters]
             refusal = next((failed[digest] for digest in digests if digest in failed), None)
-            if refusal is not None or self._loading.keys().isdisjoint(digests):
-                del self._waiting[request.request_id]
-                found.append((request, refusal))
-        self._forget()
+            if refusal is None and (not self._loading.keys().isdisjoint(digests) or self._lacks(request)):
+                continue
+            del self._waiting[request.request_id]
+            found.append((request, refusal))
+        oldest = next(iter(self._waiting.values()), None)
+        kept = [request for request, refusal in found if refusal is None] + ([] if oldest is None else [oldest])
+        self._forget({use.digest for request in kept for use in request.adapters})
         return found
 
     def wait(self, seconds: float) -> None:
@@ -142,11 +150,12 @@ class AdapterRoom:
             self._loaded[digest] = found
         return found
 
-    def _forget(self) -> None:
+    def _forget(self, kept: Collection[str]) -> None:
+        """Has memory hold no more than it may, but for what somebody has waited for, which is not to be read again."""
         held = {**self._loaded, **dict(self._placed.values())}
         left = self._most_bytes - sum(map(_bytes, held.values()))
         placed = {digest for digest, _ in self._placed.values()}
-        for digest in [digest for digest in self._loaded if digest not in placed][:-1]:  # the last one has just come
+        for digest in [digest for digest in self._loaded if digest not in placed and digest not in kept]:
             if left >= 0:
                 break
             left += _bytes(self._loaded.pop(digest))

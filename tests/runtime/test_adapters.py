@@ -1,0 +1,79 @@
+"""The adapters of an engine: read once where there is room, and nobody waits for ever where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.config.adapters import AdapterUse
+from penstock.config.sampling import SamplingParams
+from penstock.core.request import EngineRequest
+from penstock.runtime.adapters import AdapterRoom
+
+SIZE = 90  # bytes of an adapter; a room of 200 has two of them
+
+
+class Slots:
+    """A projection's slots, of which nothing is looked at."""
+
+    def put(self, slot: int, entry: Any) -> None:
+        pass
+
+    def clear(self, slot: int) -> None:
+        pass
+
+
+def use(digest: str) -> AdapterUse:
+    return AdapterUse(digest, f"/adapters/{digest}")
+
+
+def ask(name: str, *digests: str) -> EngineRequest:
+    return EngineRequest(name, (1,), SamplingParams(max_tokens=1), adapters=tuple(map(use, digests)))
+
+
+class Rooms:
+    """Makes rooms of two adapters and notes what they read."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+        self.made: list[AdapterRoom] = []
+
+    def __call__(self, load: Callable[[AdapterUse], Any] | None = None) -> AdapterRoom:
+        room = AdapterRoom(load or self.load, 2, 200)
+        self.made.append(room)
+        return room
+
+    def load(self, asked: AdapterUse) -> Any:
+        self.read.append(asked.digest)
+        return ((Slots(), SimpleNamespace(nbytes=SIZE)),)
+
+
+@pytest.fixture
+def rooms() -> Iterator[Rooms]:
+    made = Rooms()
+    yield made
+    for room in made.made:
+        room.close()
+
+
+def until_ready(room: AdapterRoom) -> list[tuple[EngineRequest, Any]]:
+    """What a room has ready, once there is something."""
+    for _ in range(100):
+        if found := room.ready():
+            return found
+        room.wait(60.0)
+    raise AssertionError("nothing was ready")
+
+
+def test_two_adapters_of_a_request_come_together_where_all_slots_are_full(rooms: Rooms) -> None:
+    room = rooms()
+    room.place(((1, use("a")), (2, use("b"))))
+    assert room.add(both := ask("both", "x", "y"))
+    assert until_ready(room) == [(both, None)]
+    assert not room.add(both), "they are here"
+    assert rooms.read == ["a", "b", "x", "y"]
+    room.place(((1, use("x")), (2, use("y"))))
+    assert rooms.read == ["a", "b", "x", "y"], "none of them was read twice"
