@@ -80,7 +80,8 @@ class AdapterNames:
         before = self._named.get(name)
         number = self._numbers if before is None else before.number
         self._numbers += before is None
-        added = self._named[name] = NamedAdapter(name, number, AdapterUse(digest, path), rank)
+        place = str(Path(path).expanduser())
+        added = self._named[name] = NamedAdapter(name, number, AdapterUse(digest, place), rank)
         return added
 
     def check(self, name: str, *, again: bool = False) -> None:

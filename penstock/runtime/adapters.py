@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from pathlib import PurePath
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.config.adapters import MOST_ADAPTERS, AdapterUse
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 Loaded: TypeAlias = "tuple[tuple[AdapterSlots, LowRank], ...]"
 """An adapter, ready for a slot: what each projection's slot is to hold."""
+_log = logging.getLogger(__name__)
 
 
 class AdapterRoom:
@@ -130,14 +133,17 @@ class AdapterRoom:
         """Raises CheckpointError for what cannot be read or is too large; clients learn no path by it."""
         assert self._load is not None
         most = self._most_bytes // self._slots
-        name = PurePath(use.path).name
+        path = Path(use.path)
         try:
-            loaded = self._load(use)
+            loaded = self._load(replace(use, path=str(path)))  # as paths are written, which errors name
         except PenstockError as error:
-            raise CheckpointError(str(error).replace(use.path, name)) from error
+            raise CheckpointError(str(error).replace(str(path), path.name)) from error
+        except Exception as error:  # whatever its files have done to who reads them: the engine goes on
+            _log.exception("the adapter %s cannot be read", path)
+            raise CheckpointError(f"the adapter {path.name} cannot be read; the server's log says why.") from error
         if (size := _bytes(loaded)) > most:
             raise CheckpointError(
-                f"the adapter {name} takes {size:,} bytes, but each has room for {most:,}; start with a larger "
+                f"the adapter {path.name} takes {size:,} bytes, but each has room for {most:,}; start with a larger "
                 "--max-lora-rank."
             )
         return loaded

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.config.adapters import AdapterUse
+from penstock.config.errors import CheckpointError
 from penstock.config.sampling import SamplingParams
 from penstock.core.request import EngineRequest
 from penstock.runtime.adapters import AdapterRoom
@@ -77,3 +80,27 @@ def test_two_adapters_of_a_request_come_together_where_all_slots_are_full(rooms:
     assert rooms.read == ["a", "b", "x", "y"]
     room.place(((1, use("x")), (2, use("y"))))
     assert rooms.read == ["a", "b", "x", "y"], "none of them was read twice"
+
+
+@pytest.mark.parametrize("error", [OSError("stale"), OverflowError("too large"), MemoryError(), RuntimeError("no")])
+def test_whatever_reading_raises_is_a_refusal(rooms: Rooms, error: Exception) -> None:
+    def fail(asked: AdapterUse) -> Any:
+        raise error
+
+    room = rooms(fail)
+    assert room.add(bad := ask("bad", "x"))
+    ((request, refusal),) = until_ready(room)
+    assert request is bad and "the adapter x cannot be read" in str(refusal)
+    with pytest.raises(CheckpointError, match="the adapter x cannot be read"):
+        room.place(((1, use("x")),))
+
+
+@pytest.mark.parametrize("path", ["/adapters/secret/x", "/adapters/secret/x/", "/adapters//secret/./x"])
+def test_no_path_is_told(rooms: Rooms, path: str) -> None:
+    def fail(asked: AdapterUse) -> Any:
+        raise CheckpointError(f"{Path(asked.path) / 'adapter_config.json'} of {asked.path} is damaged.")
+
+    room = rooms(fail)
+    assert room.add(replace(ask("bad"), adapters=(AdapterUse("x", path),)))
+    ((_, refusal),) = until_ready(room)
+    assert refusal is not None and "secret" not in str(refusal), str(refusal)

@@ -190,6 +190,12 @@ def test_how_they_are_given_at_the_start(folders: dict[str, Path]) -> None:
         AdapterNames(always=(f"{path}:nan",))
 
 
+def test_a_path_from_the_home_folder_is_kept_whole(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors tell no client a path that the engine knows."""
+    monkeypatch.setenv("HOME", str(folders["one"].parent))
+    assert AdapterNames().add("a", "~/one", "digest", 4).use.path == str(folders["one"])
+
+
 def test_more_of_a_request_than_there_are_slots(own: Running) -> None:
     lora = [{"id": number, "scale": 1} for number in range(2)] * (ADAPTER_SLOTS + 1)
     assert len(asked(own, "/completion", {"prompt": "Hello", "lora": lora})) == 2, "one is named once"
