@@ -42,6 +42,7 @@ def write(folder: Path, tensors: dict[str, np.ndarray] | None = None, **config: 
         ({"alpha_pattern": {"q_proj": 16}}, 4.0),
         ({"alpha_pattern": {"self_attn.q_proj": 12, "q_proj": 16}}, 3.0),
         ({"alpha_pattern": {"k_proj": 16, "proj": 20}}, 2.0),
+        ({"alpha_pattern": {"q_proj": 16, "self_attn.q_proj": 12}}, 4.0),
     ],
 )
 def test_what_is_read(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
@@ -73,6 +74,7 @@ def test_content_names_an_adapter(tmp_path: Path) -> None:
         ({"alora_invocation_tokens": [1, 2]}, "middle of a prompt"),
         ({"lora_alpha": "much"}, "no number"),
         ({"lora_alpha": float("inf")}, "number|JSON"),
+        ({"lora_alpha": 10**400}, "no number"),
         ({"alpha_pattern": {"(a+)+$": 3}}, "other patterns"),
         ({"alpha_pattern": [1]}, "no object"),
         ({"alpha_pattern": {"q_proj": None}}, "no number"),
