@@ -23,6 +23,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 _LENGTHS: Final = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
+_CHANGE_BASE: Final = ("pissa", "corda", "olora", "loftq", "lora_ga")  # ways to begin, which PEFT repeats on loading
 _MOST_ALPHA: Final = 1e30
 _MOST_PARTS: Final = 64  # of a layer's name, from its end, that patterns are looked for in
 _PLAIN_PATTERN: Final = re.compile(r"[\w.\-]+")
@@ -58,6 +59,13 @@ def open_peft(folder: Path) -> Adapter:
     for field, why in _NOT_READ.items():
         if config.get(field):
             raise CheckpointError(f"{folder} is not read: {why} ({field} in {CONFIG}). Merge it into its model.")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGE_BASE):
+        raise CheckpointError(
+            f"{folder} is not read: its model's weights were changed when it was begun ({quoted(begun)} in "
+            f"init_lora_weights of {CONFIG}), and it fits those alone. Convert it to plain LoRA when you save it: "
+            "save_pretrained(…, path_initial_model_for_weight_conversion=…)."
+        )
     if config.get("bias", "none") != "none":
         raise CheckpointError(f"{folder} is not read: it changes biases (bias in {CONFIG}). Merge it into its model.")
     if not (folder / WEIGHTS).is_file():

@@ -39,6 +39,8 @@ def write(folder: Path, tensors: dict[str, np.ndarray] | None = None, **config: 
     [
         ({}, 2.0),
         ({"use_rslora": True}, 4.0),
+        ({"init_lora_weights": "gaussian"}, 2.0),
+        ({"init_lora_weights": True}, 2.0),
         ({"alpha_pattern": {"q_proj": 16}}, 4.0),
         ({"alpha_pattern": {"self_attn.q_proj": 12, "q_proj": 16}}, 3.0),
         ({"alpha_pattern": {"k_proj": 16, "proj": 20}}, 2.0),
@@ -72,6 +74,8 @@ def test_content_names_an_adapter(tmp_path: Path) -> None:
         ({"bias": "all"}, "biases"),
         ({"use_qalora": True}, "QALoRA"),
         ({"alora_invocation_tokens": [1, 2]}, "middle of a prompt"),
+        ({"init_lora_weights": "pissa_niter_16"}, "weights were changed"),
+        ({"init_lora_weights": "olora"}, "weights were changed"),
         ({"lora_alpha": "much"}, "no number"),
         ({"lora_alpha": float("inf")}, "number|JSON"),
         ({"lora_alpha": 10**400}, "no number"),
