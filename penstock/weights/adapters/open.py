@@ -25,7 +25,7 @@ def open_adapter(path: str | Path, config: Mapping[str, Any] | None = None) -> A
     Raises:
         CheckpointError: nothing usable lies there; the message says what was looked for.
     """
-    place = Path(path).expanduser()
+    place = _place(path)
     if is_peft(place):
         return open_peft(place)
     if place.suffix == ".gguf" and place.is_file():
@@ -42,11 +42,13 @@ def adapter_digest(path: str | Path) -> str:
     Raises:
         CheckpointError: they cannot be read.
     """
-    place = Path(path).expanduser()
+    place = _place(path)
     files = (place / CONFIG, place / WEIGHTS) if is_peft(place) else (place,)
     digest = hashlib.sha256()
     try:
         for file in files:
+            if not file.is_file():  # devices and pipes may have no end
+                raise CheckpointError(f"the adapter at {place} cannot be read: {file} is missing, or no plain file.")
             digest.update(b"%d:" % file.stat().st_size)
             with file.open("rb") as stream:
                 while piece := stream.read(_PIECE):
@@ -54,3 +56,14 @@ def adapter_digest(path: str | Path) -> str:
     except OSError as error:
         raise CheckpointError(f"the adapter at {place} cannot be read: {error.strerror or error}.") from error
     return digest.hexdigest()
+
+
+def _place(path: str | Path) -> Path:
+    """A path with the home folder for ~; raises CheckpointError where the system cannot say what lies there."""
+    try:
+        place = Path(path).expanduser()
+        for file in (place, place / CONFIG, place / WEIGHTS):
+            file.exists()
+    except (OSError, RuntimeError) as error:  # too long, not permitted, gone with its server, no such user
+        raise CheckpointError(f"the adapter at {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
+    return place

@@ -140,6 +140,13 @@ def test_files_that_are_no_adapter(tmp_path: Path) -> None:
         open_adapter(folder)
 
 
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/x", "x" * 4000, "/dev/zero", "\0"])
+def test_places_that_cannot_be_read(path: str) -> None:
+    for reads in (open_adapter, adapter_digest):
+        with pytest.raises(CheckpointError, match="adapter"):
+            reads(path)
+
+
 def test_files_that_are_cut_or_changed(tmp_path: Path) -> None:
     """Every cut, and every byte of the header turned: an adapter, or a sentence."""
     folder = write(tmp_path / "a")
