@@ -93,6 +93,7 @@ def test_llama_servers_clients_name_them_by_number(own: Running, folders: dict[s
         assert asked(own, path, {**body, "lora": [{"id": 0, "scale": 0}]}) == []
         refused(own, path, {**body, "lora": [{"id": 2, "scale": 1}]}, 400)
         refused(own, path, {**body, "lora": [{"id": 0}]}, 400)
+        refused(own, path, {**body, "lora": [{"id": 0, "scale": 1e39}]}, 400)
     refused(own, "/lora-adapters", [{"id": 0, "scale": 1}], 403)
     assert httpx.post(f"{own.url}/lora-adapters", json=[{"id": 0, "scale": 0.25}], headers=ADMIN).is_success
     assert asked(own, "/completion", {"prompt": "Hello"}) == [(one, 0.25)]

@@ -13,6 +13,7 @@ from penstock.weights.adapters.gguf import open_gguf_adapter
 from penstock.weights.adapters.peft import CONFIG, WEIGHTS, is_peft, open_peft
 
 _PIECE = 2**20
+_WANTED = f"give a folder with {CONFIG} and {WEIGHTS}, or a .gguf file"
 
 
 def open_adapter(path: str | Path, config: Mapping[str, Any] | None = None) -> Adapter:
@@ -30,10 +31,9 @@ def open_adapter(path: str | Path, config: Mapping[str, Any] | None = None) -> A
         return open_peft(place)
     if place.suffix == ".gguf" and place.is_file():
         return open_gguf_adapter(place, config)
-    wanted = f"a folder with {CONFIG} and {WEIGHTS}, or a .gguf file"
     if not place.exists():
-        raise CheckpointError(f"there is no adapter at {place}; give {wanted}.")
-    raise CheckpointError(f"{place} is no adapter Penstock reads: {wanted} is needed.")
+        raise CheckpointError(f"there is no adapter at {place}; {_WANTED}.")
+    raise CheckpointError(f"{place} is no adapter Penstock reads; {_WANTED}.")
 
 
 def adapter_digest(path: str | Path) -> str:
@@ -48,7 +48,9 @@ def adapter_digest(path: str | Path) -> str:
     try:
         for file in files:
             if not file.is_file():  # devices and pipes may have no end
-                raise CheckpointError(f"the adapter at {place} cannot be read: {file} is missing, or no plain file.")
+                raise CheckpointError(
+                    f"there is no adapter at {place}: {file} is missing, or no plain file; {_WANTED}."
+                )
             digest.update(b"%d:" % file.stat().st_size)
             with file.open("rb") as stream:
                 while piece := stream.read(_PIECE):
