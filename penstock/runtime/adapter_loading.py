@@ -38,8 +38,8 @@ class AdapterLoader:
     ) -> None:
         """`targets`, by the checkpoint's names of projections; `weight_of` a name gives the matrix [M, K] in float32.
 
-        `renames`: patterns of other names, and the model's own, as the weights are renamed; `config`: the model's. `most`: rank and
-        bytes of an adapter, more of which is not even decoded.
+        `renames`: patterns of other names, and the model's own, as the weights are renamed; `config`: the model's.
+        `most`: rank and bytes of an adapter, more of which is not even decoded.
         """
         self._targets = targets
         self._renames = [(re.compile(theirs), ours) for theirs, ours in renames]
