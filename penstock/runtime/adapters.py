@@ -33,13 +33,14 @@ class AdapterRoom:
         self._loaded: dict[str, Loaded] = {}  # used least recently first
         self._placed: dict[int, tuple[str, Loaded]] = {}  # by slot
         self._thread: ThreadPoolExecutor | None = None
+        self._left = False  # somebody has gone who waited: what nobody else waits for need not be read
 
     # -- requests, before they are queued
 
     @property
     def pending(self) -> bool:
-        """Whether requests wait for their adapters."""
-        return bool(self._waiting)
+        """Whether requests wait for their adapters, or what was read for others is to be looked at."""
+        return bool(self._waiting or self._loading)
 
     @property
     def waiting(self) -> Iterable[str]:
@@ -75,6 +76,12 @@ class AdapterRoom:
     def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:
         """Requests whose adapters have been read, and refused ones with the reason."""
         failed: dict[str, RequestError] = {}
+        if self._left:
+            self._left = False
+            wanted = {use.digest for request in self._waiting.values() for use in request.adapters}
+            unread = [digest for digest, job in self._loading.items() if digest not in wanted and job.cancel()]
+            for digest in unread:
+                del self._loading[digest]
         for digest, loading in [(digest, job) for digest, job in self._loading.items() if job.done()]:
             del self._loading[digest]
             try:
@@ -101,7 +108,9 @@ class AdapterRoom:
 
     def cancel(self, request_id: str) -> bool:
         """Forgets a request that waits for its adapters; whether it did."""
-        return self._waiting.pop(request_id, None) is not None
+        left = self._waiting.pop(request_id, None) is not None
+        self._left = self._left or left
+        return left
 
     # -- slots, between steps
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,3 +105,37 @@ def test_no_path_is_told(rooms: Rooms, path: str) -> None:
     assert room.add(replace(ask("bad"), adapters=(AdapterUse("x", path),)))
     ((_, refusal),) = until_ready(room)
     assert refusal is not None and "secret" not in str(refusal), str(refusal)
+
+
+def test_what_nobody_waits_for_any_more_is_not_read(rooms: Rooms) -> None:
+    """Nor does it stay in memory beyond what there is room for."""
+    begun, go = Event(), Event()
+
+    def held(asked: AdapterUse) -> Any:
+        begun.set()
+        assert go.wait(60.0)
+        return rooms.load(asked)
+
+    room = rooms(held)
+    for number in range(50):
+        assert room.add(ask(str(number), f"x{number}"))
+    assert room.add(ask("stays", "x7"))
+    assert begun.wait(60.0)
+    assert all(room.cancel(str(number)) for number in range(50)) and not room.cancel("7")
+    assert room.ready() == []
+    go.set()
+    ((request, refusal),) = until_ready(room)
+    assert (request.request_id, refusal) == ("stays", None)
+    assert rooms.read == ["x0", "x7"] and not room.pending
+
+
+def test_a_room_works_until_what_was_read_for_somebody_who_left_is_put_away(rooms: Rooms) -> None:
+    room = rooms()
+    assert room.add(ask("left", "x"))
+    assert room.cancel("left")
+    for _ in range(100):
+        if not room.pending:
+            break
+        room.wait(60.0)
+        assert room.ready() == []
+    assert not room.pending
