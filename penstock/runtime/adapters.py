@@ -125,8 +125,10 @@ class AdapterRoom:
             if held is not None and held[0] == use.digest:
                 continue
             loaded = self._used(use.digest) or self._read(use)  # again, where too many others came since
+            before = () if held is None else held[1]
+            self._placed[slot] = "", (*before, *loaded)  # neither, should this fail in the middle
             filled = {id(slots) for slots, _ in loaded}
-            for slots, _ in () if held is None else held[1]:
+            for slots, _ in before:
                 if id(slots) not in filled:
                     slots.clear(slot)
             for slots, entry in loaded:

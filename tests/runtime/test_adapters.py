@@ -21,13 +21,20 @@ SIZE = 90  # bytes of an adapter; a room of 200 has two of them
 
 
 class Slots:
-    """A projection's slots, of which nothing is looked at."""
+    """A projection's slots: what was put into them."""
+
+    def __init__(self, room: int = 100) -> None:
+        self.held: dict[int, Any] = {}
+        self.room = room
 
     def put(self, slot: int, entry: Any) -> None:
-        pass
+        self.room -= 1
+        if self.room < 0:
+            raise MemoryError
+        self.held[slot] = entry
 
     def clear(self, slot: int) -> None:
-        pass
+        self.held.pop(slot, None)
 
 
 def use(digest: str) -> AdapterUse:
@@ -139,3 +146,27 @@ def test_a_room_works_until_what_was_read_for_somebody_who_left_is_put_away(room
         room.wait(60.0)
         assert room.ready() == []
     assert not room.pending
+
+
+def test_a_slot_that_was_half_filled_holds_no_adapter(rooms: Rooms) -> None:
+    """Whoever has it next gets all of its own adapter, and nothing of those two."""
+    queries, keys, values = Slots(), Slots(room=1), Slots()
+    parts = {"old": (queries, values), "new": (queries, keys), "fails": (queries, keys), "last": (values,)}
+
+    def load(asked: AdapterUse) -> Any:
+        return tuple((slots, SimpleNamespace(nbytes=1, of=asked.digest)) for slots in parts[asked.digest])
+
+    room = rooms(load)
+    room.place(((1, use("old")),))
+    room.place(((1, use("new")),))
+    assert (queries.held[1].of, keys.held[1].of, values.held) == ("new", "new", {})
+    room.place(((1, use("old")),))
+    with pytest.raises(MemoryError):
+        room.place(((1, use("fails")),))
+    assert queries.held[1].of == "fails"
+    room.place(((1, use("old")),))
+    assert (queries.held[1].of, keys.held, values.held[1].of) == ("old", {}, "old")
+    with pytest.raises(MemoryError):
+        room.place(((1, use("fails")),))
+    room.place(((1, use("last")),))
+    assert (queries.held, keys.held, values.held[1].of) == ({}, {}, "last")
