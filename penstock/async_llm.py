@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from penstock.completions import Answer, Completion, collect
-from penstock.config.adapters import AdapterUse
+from penstock.config.adapters import MOST_WEIGHT, AdapterUse
 from penstock.config.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice
 from penstock.config.environment import settle_torch
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, ParameterError
 from penstock.config.keywords import EngineKeywords
 from penstock.config.names import BUNDLED_MODEL, served_name
 from penstock.config.options import EngineOptions
@@ -48,6 +48,7 @@ Progress = Callable[[int, int], None]
 IN_FLIGHT = 1024  # requests of one call handed to the engine at a time; the rest wait here
 
 
+_ADAPTERS: Final = f"the path of an adapter, or paths, each with a number of at most {MOST_WEIGHT:g}"
 _FORMS: Final[Mapping[str, GrammarKind]] = MappingProxyType(
     {
         "grammar": GrammarKind.LARK,
@@ -239,15 +240,13 @@ class AsyncLLM:
         grammar = _grammar({name: given[name] for name in _FORMS if given.get(name) is not None})
         params = self._params(params, sampling)
         adapter = given.get("adapter")
-        start = self.start if adapter is None else functools.partial(self._adapted, adapter)
+        start = self.start if adapter is None else functools.partial(self._adapted, _weights(adapter))
         return Answer(start, GenerationRequest(self.next_id(), params, grammar=grammar, **request))
 
-    async def _adapted(self, adapter: Adapters) -> Frontend:
+    async def _adapted(self, weights: Mapping[str, float]) -> Frontend:
         """The frontend that answers with adapters, whose files are read once."""
-        weights = adapter if isinstance(adapter, Mapping) else {adapter: 1.0}
         uses = []
-        for path, weight in weights.items():
-            name = os.path.expanduser(path)
+        for name, weight in weights.items():
             if name not in self._adapters:
                 self._adapters[name] = AdapterUse(await asyncio.to_thread(adapter_digest, name), name)
             uses.append(replace(self._adapters[name], weight=weight))
@@ -288,6 +287,18 @@ def engine_options(model: str, options: Mapping[str, Any]) -> EngineOptions:
 
         options = {**options, "speculative_config": with_draft_path(drafts)}
     return EngineOptions(model=model, **options)
+
+
+def _weights(adapter: Adapters) -> Mapping[str, float]:
+    """How much each of these adapters counts, by its path; raises ParameterError for anything else."""
+    if not isinstance(adapter, str | os.PathLike | Mapping):
+        raise ParameterError("adapter", adapter, _ADAPTERS)
+    given = adapter if isinstance(adapter, Mapping) else {adapter: 1.0}
+    for path, weight in given.items():
+        sound = isinstance(path, str | os.PathLike) and isinstance(weight, int | float)
+        if not (sound and abs(weight) <= MOST_WEIGHT):
+            raise ParameterError("adapter", adapter, _ADAPTERS)
+    return {os.path.expanduser(path): float(weight) for path, weight in given.items()}
 
 
 def _check_names(what: str, given: Mapping[str, Any], known: type) -> None:

@@ -62,6 +62,16 @@ def test_sequences_and_logprobs() -> None:
         assert len(answer.prompt_logprobs) == len(answer.prompt_ids) - 1
 
 
+@pytest.mark.parametrize(
+    "adapter", [5, ["a"], {"a": "x"}, {"a": None}, {"a": float("nan")}, {"a": 1e300}, {"a": 10**400}, {5: 1.0}]
+)
+def test_adapters_that_are_none_are_refused_before_anything_is_computed(adapter: Any) -> None:
+    with LLM() as llm:
+        with pytest.raises(ParameterError, match="adapter"):
+            llm.generate("a", adapter=adapter)
+        assert llm.stats().finished == 0
+
+
 def test_chat_one_and_many() -> None:
     with LLM() as llm:
         (one,) = llm.chat(CHAT, max_tokens=5)

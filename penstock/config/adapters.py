@@ -7,6 +7,8 @@ from typing import Final
 
 MOST_ADAPTERS: Final = 4  # of one token, whoever computes; `AdapterArgs::most` in csrc/ops/model_ops.h
 
+MOST_WEIGHT: Final = 1e30  # of an adapter: what float32 holds, and some more of its product
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:

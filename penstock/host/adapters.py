@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.config.adapters import MOST_ADAPTERS, AdapterUse
+from penstock.config.adapters import MOST_ADAPTERS, MOST_WEIGHT, AdapterUse
 from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError, format_value
 from penstock.weights.adapters.open import adapter_digest, open_adapter
 
@@ -80,7 +79,8 @@ class AdapterNames:
         before = self._named.get(name)
         number = self._numbers if before is None else before.number
         self._numbers += before is None
-        added = self._named[name] = NamedAdapter(name, number, AdapterUse(digest, path), rank)
+        place = str(Path(path).expanduser())
+        added = self._named[name] = NamedAdapter(name, number, AdapterUse(digest, place), rank)
         return added
 
     def check(self, name: str, *, again: bool = False) -> None:
@@ -114,8 +114,8 @@ class AdapterNames:
             if number not in by_number:
                 known = ", ".join(map(str, list(by_number)[:20])) or "there are none"
                 raise ParameterError(param, {"id": number}, f"the id of an adapter ({known})")
-            if not math.isfinite(scale):
-                raise ParameterError(param, {"scale": scale}, "a finite number")
+            if not abs(scale) <= MOST_WEIGHT:
+                raise ParameterError(param, {"scale": scale}, f"a number of at most {MOST_WEIGHT:g}")
             chosen[number] = replace(by_number[number].use, weight=scale)
         found = tuple(use for use in chosen.values() if use.weight)
         if len(found) > MOST_ADAPTERS:
@@ -164,6 +164,6 @@ def _always(text: str) -> tuple[str, str, float]:
     except ValueError:
         path, counts = text, 1.0
     path = str(Path(path if found and path else text).expanduser())
-    if not math.isfinite(counts):
+    if not abs(counts) <= MOST_WEIGHT:
         raise ConfigError(f"--lora is {text!r}; allowed: path, or path:scale with a finite number.")
     return Path(path).stem, path, counts

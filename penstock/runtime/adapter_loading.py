@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from penstock.layers.linear import AdapterTarget, ProjectionAdapters
 from penstock.quant.decode import dequantize
 from penstock.quant.tensor import StoredTensor
 from penstock.runtime.adapters import Loaded
-from penstock.weights.adapters.adapter import LowRankTensors
+from penstock.weights.adapters.adapter import Adapter, LowRankTensors
 from penstock.weights.adapters.open import adapter_digest, open_adapter
 
 _KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -33,15 +34,18 @@ class AdapterLoader:
         renames: Sequence[tuple[str, str]],
         weight_of: Callable[[str], Tensor],
         config: Mapping[str, Any] | None = None,
+        most: tuple[int, int] = (256, 2**40),
     ) -> None:
         """`targets`, by the checkpoint's names of projections; `weight_of` a name gives the matrix [M, K] in float32.
 
         `renames`: patterns of other names, and the model's own, as the weights are renamed; `config`: the model's.
+        `most`: rank and bytes of an adapter, more of which is not even decoded.
         """
         self._targets = targets
         self._renames = [(re.compile(theirs), ours) for theirs, ours in renames]
         self._weight_of = weight_of
         self._config = config
+        self._most_rank, self._most_bytes = most
 
     def load(self, use: AdapterUse) -> Loaded:
         """Reads an adapter.
@@ -51,6 +55,7 @@ class AdapterLoader:
             ConfigError: its rank or its shapes are not served.
         """
         adapter = open_adapter(use.path, self._config)
+        self._check_size(use, adapter)
         made: list[tuple[AdapterSlots, LowRank]] = []
         experts: dict[str, dict[int, LowRankTensors]] = {}
         for name, change in adapter.changes.items():
@@ -67,9 +72,28 @@ class AdapterLoader:
             made += self._entries(use, own, target, change)
         for stack, changes in experts.items():
             made += self._stacked(use, stack, changes)
+            self._check_bytes(use, sum(entry.nbytes for _, entry in made))  # others' zeros are many
         if adapter_digest(use.path) != use.digest:
             raise CheckpointError(f"the adapter {use.path} is not what it was when it got its name; load it again.")
         return tuple(made)
+
+    def _check_size(self, use: AdapterUse, adapter: Adapter) -> None:
+        """Raises CheckpointError for what is far too large, before any of it lies in memory."""
+        if adapter.rank > self._most_rank:
+            raise CheckpointError(
+                f"the adapter {use.path} has rank {adapter.rank}; at most {self._most_rank} is served, start with a "
+                "larger --max-lora-rank."
+            )
+        matrices = [tensor.info for change in adapter.changes.values() for tensor in (change.down, change.up)]
+        sizes = (math.prod(info.shape) * _KINDS.get(info.format, torch.float32).itemsize for info in matrices)
+        self._check_bytes(use, sum(sizes))
+
+    def _check_bytes(self, use: AdapterUse, size: int) -> None:
+        if size > self._most_bytes:
+            raise CheckpointError(
+                f"the adapter {use.path} takes {size:,} bytes, but each has room for {self._most_bytes:,}; start with "
+                "a larger --max-lora-rank."
+            )
 
     def _named(self, name: str) -> str:
         found = f"{name}.weight"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from pathlib import PurePath
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.config.adapters import MOST_ADAPTERS, AdapterUse
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 Loaded: TypeAlias = "tuple[tuple[AdapterSlots, LowRank], ...]"
 """An adapter, ready for a slot: what each projection's slot is to hold."""
+_log = logging.getLogger(__name__)
 
 
 class AdapterRoom:
@@ -30,13 +33,14 @@ class AdapterRoom:
         self._loaded: dict[str, Loaded] = {}  # used least recently first
         self._placed: dict[int, tuple[str, Loaded]] = {}  # by slot
         self._thread: ThreadPoolExecutor | None = None
+        self._left = False  # somebody has gone who waited: what nobody else waits for need not be read
 
     # -- requests, before they are queued
 
     @property
     def pending(self) -> bool:
-        """Whether requests wait for their adapters."""
-        return bool(self._waiting)
+        """Whether requests wait for their adapters, or what was read for others is to be looked at."""
+        return bool(self._waiting or self._loading)
 
     @property
     def waiting(self) -> Iterable[str]:
@@ -55,18 +59,29 @@ class AdapterRoom:
             raise RequestError("This engine takes no adapters; start it with --enable-lora.", param="model")
         if len(request.adapters) > (most := min(self._slots, MOST_ADAPTERS)):
             raise ParameterError("adapters", f"{len(request.adapters)} adapters", f"at most {most} of a request")
+        lacks = self._lacks(request)
+        if lacks:
+            self._waiting[request.request_id] = request
+        return lacks
+
+    def _lacks(self, request: EngineRequest) -> bool:
+        """Whether not all of a request's adapters are here; the others are being read then."""
         missing = [use for use in request.adapters if self._used(use.digest) is None]
         for use in missing:
             if use.digest not in self._loading:
                 self._thread = self._thread or ThreadPoolExecutor(1, "penstock-adapters")
                 self._loading[use.digest] = self._thread.submit(self._read, use)
-        if missing:
-            self._waiting[request.request_id] = request
         return bool(missing)
 
     def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:
         """Requests whose adapters have been read, and refused ones with the reason."""
         failed: dict[str, RequestError] = {}
+        if self._left:
+            self._left = False
+            wanted = {use.digest for request in self._waiting.values() for use in request.adapters}
+            unread = [digest for digest, job in self._loading.items() if digest not in wanted and job.cancel()]
+            for digest in unread:
+                del self._loading[digest]
         for digest, loading in [(digest, job) for digest, job in self._loading.items() if job.done()]:
             del self._loading[digest]
             try:
@@ -77,10 +92,13 @@ class AdapterRoom:
         for request in list(self._waiting.values()):
             digests = [use.digest for use in request.adapters]
             refusal = next((failed[digest] for digest in digests if digest in failed), None)
-            if refusal is not None or self._loading.keys().isdisjoint(digests):
-                del self._waiting[request.request_id]
-                found.append((request, refusal))
-        self._forget()
+            if refusal is None and (not self._loading.keys().isdisjoint(digests) or self._lacks(request)):
+                continue
+            del self._waiting[request.request_id]
+            found.append((request, refusal))
+        oldest = next(iter(self._waiting.values()), None)
+        kept = [request for request, refusal in found if refusal is None] + ([] if oldest is None else [oldest])
+        self._forget({use.digest for request in kept for use in request.adapters})
         return found
 
     def wait(self, seconds: float) -> None:
@@ -90,7 +108,9 @@ class AdapterRoom:
 
     def cancel(self, request_id: str) -> bool:
         """Forgets a request that waits for its adapters; whether it did."""
-        return self._waiting.pop(request_id, None) is not None
+        left = self._waiting.pop(request_id, None) is not None
+        self._left = self._left or left
+        return left
 
     # -- slots, between steps
 
@@ -105,8 +125,10 @@ class AdapterRoom:
             if held is not None and held[0] == use.digest:
                 continue
             loaded = self._used(use.digest) or self._read(use)  # again, where too many others came since
+            before = () if held is None else held[1]
+            self._placed[slot] = "", (*before, *loaded)  # neither, should this fail in the middle
             filled = {id(slots) for slots, _ in loaded}
-            for slots, _ in () if held is None else held[1]:
+            for slots, _ in before:
                 if id(slots) not in filled:
                     slots.clear(slot)
             for slots, entry in loaded:
@@ -122,14 +144,17 @@ class AdapterRoom:
         """Raises CheckpointError for what cannot be read or is too large; clients learn no path by it."""
         assert self._load is not None
         most = self._most_bytes // self._slots
-        name = PurePath(use.path).name
+        path = Path(use.path)
         try:
-            loaded = self._load(use)
+            loaded = self._load(replace(use, path=str(path)))  # as paths are written, which errors name
         except PenstockError as error:
-            raise CheckpointError(str(error).replace(use.path, name)) from error
+            raise CheckpointError(str(error).replace(str(path), path.name)) from error
+        except Exception as error:  # whatever its files have done to who reads them: the engine goes on
+            _log.exception("the adapter %s cannot be read", path)
+            raise CheckpointError(f"the adapter {path.name} cannot be read; the server's log says why.") from error
         if (size := _bytes(loaded)) > most:
             raise CheckpointError(
-                f"the adapter {name} takes {size:,} bytes, but each has room for {most:,}; start with a larger "
+                f"the adapter {path.name} takes {size:,} bytes, but each has room for {most:,}; start with a larger "
                 "--max-lora-rank."
             )
         return loaded
@@ -142,11 +167,12 @@ class AdapterRoom:
             self._loaded[digest] = found
         return found
 
-    def _forget(self) -> None:
+    def _forget(self, kept: Collection[str]) -> None:
+        """Has memory hold no more than it may, but for what somebody has waited for, which is not to be read again."""
         held = {**self._loaded, **dict(self._placed.values())}
         left = self._most_bytes - sum(map(_bytes, held.values()))
         placed = {digest for digest, _ in self._placed.values()}
-        for digest in [digest for digest in self._loaded if digest not in placed][:-1]:  # the last one has just come
+        for digest in [digest for digest in self._loaded if digest not in placed and digest not in kept]:
             if left >= 0:
                 break
             left += _bytes(self._loaded.pop(digest))

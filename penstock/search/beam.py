@@ -18,7 +18,6 @@ from penstock.config.logprobs import check_mode, is_many
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason, GenerationRequest
-from penstock.engine.api import EngineClient
 from penstock.engine.frontend import Frontend
 from penstock.engine.generation import TextGeneration
 
@@ -192,14 +191,14 @@ async def beam_search(frontend: Frontend, request: GenerationRequest, params: Be
         ends = f"at most {most}, as {len(search.stop_ids)} tokens can end an answer"
         raise ParameterError("beam_width", params.width, ends)
     sampling = replace(request.sampling, n=params.n)
-    outputs = _outputs(frontend.client, request, prompt_ids, search)
+    outputs = _outputs(frontend, request, prompt_ids, search)
     first = EngineOutput(request.request_id, 0)
     readers = frontend.readers(request, sampling, frontend.reading(request, prompt_ids))
     return TextGeneration(prompt_ids, sampling, eos_ids, first, outputs, readers)
 
 
 async def _outputs(
-    client: EngineClient, request: GenerationRequest, prompt_ids: tuple[int, ...], search: BeamSearch
+    frontend: Frontend, request: GenerationRequest, prompt_ids: tuple[int, ...], search: BeamSearch
 ) -> AsyncGenerator[EngineOutput]:
     one = SamplingParams(max_tokens=1, temperature=0.0, logprobs=search.alternatives)
     cached: int | None = None
@@ -208,9 +207,15 @@ async def _outputs(
         name = f"{request.live_id}-{len(beam.tokens)}-{index}"
         ids = prompt_ids + beam.tokens
         asked = EngineRequest(
-            name, ids, one, priority=request.priority, cache_salt=request.cache_salt, owner=request.owner
+            name,
+            ids,
+            one,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            owner=request.owner,
+            adapters=frontend.adapters,
         )
-        outputs, reused = client.submit(asked), None
+        outputs, reused = frontend.client.submit(asked), None
         try:
             async for output in outputs:
                 reused = output.cached_tokens if reused is None else reused

@@ -24,5 +24,7 @@ def make_adapter_room(spec: EngineSpec) -> AdapterRoom:
         raise ConfigError(f"--enable-lora is not possible: {model.runs}. Merge the adapter into the model's weights.")
     targets = add_adapters(model, spec.kernels, options.max_loras + 1, options.max_lora_rank)
     matrices = StoredMatrices(spec.checkpoint, spec.weights)
-    loader = AdapterLoader(targets, model.renames, matrices.read, spec.checkpoint.config)
-    return AdapterRoom(loader.load, options.max_loras, adapter_bytes(spec.facts, options))
+    room = adapter_bytes(spec.facts, options)
+    most = options.max_lora_rank, room // options.max_loras
+    loader = AdapterLoader(targets, model.renames, matrices.read, spec.checkpoint.config, most)
+    return AdapterRoom(loader.load, options.max_loras, room)

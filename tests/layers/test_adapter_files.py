@@ -14,6 +14,7 @@ import torch
 from safetensors.numpy import save_file
 
 from penstock.config.adapters import AdapterUse
+from penstock.config.errors import CheckpointError
 from penstock.kernels.cpu import native
 from penstock.layers.adapters import add_adapters
 from penstock.layers.batch import Batch
@@ -94,3 +95,14 @@ def test_it_is_the_merged_checkpoint(family: str, dora: bool, tmp_path: Path) ->
             only = {row: tokens for row, tokens in work.items() if row == "a"}
             (ours,), (theirs,) = adapted.step(only).values(), whole.step(only).values()
             assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize(("most", "said"), [((3, 2**30), "has rank 4; at most 3"), ((4, 1000), "room for 1,000")])
+def test_what_is_too_large_is_not_decoded(
+    most: tuple[int, int], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.save("llama", tmp_path / "model")
+    use = write_adapter(tmp_path / "adapter", linear_layers(tmp_path / "model"), dora=False)
+    monkeypatch.setattr("penstock.runtime.adapter_loading.dequantize", lambda *_: pytest.fail("it is decoded"))
+    with pytest.raises(CheckpointError, match=said):
+        AdapterLoader({}, (), lambda _: torch.zeros(0), most=most).load(use)

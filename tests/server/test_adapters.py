@@ -73,6 +73,15 @@ def test_every_dialect_names_one(own: Running, folders: dict[str, Path]) -> None
     assert asked(own, "/generate", tgi) == asked(own, "/generate", {"text": "Hello", "lora_path": "one"}) == one
 
 
+def test_every_request_of_a_beam_search_has_it(own: Running, folders: dict[str, Path]) -> None:
+    own.runner.seen.clear()
+    body = {"prompt": "Hello", "model": "one", "max_tokens": 3, "n": 2, "use_beam_search": True}
+    answer = httpx.post(f"{own.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    digests = [[use.digest for _, use in row.adapters] for row in own.runner.seen]
+    assert len(digests) > 1 and all(one == [adapter_digest(folders["one"])] for one in digests)
+
+
 def test_llama_servers_clients_name_them_by_number(own: Running, folders: dict[str, Path]) -> None:
     listed = httpx.get(f"{own.url}/lora-adapters").json()
     assert listed == [{"id": 0, "path": "one", "scale": 0.0}, {"id": 1, "path": "two", "scale": 0.0}]
@@ -84,6 +93,7 @@ def test_llama_servers_clients_name_them_by_number(own: Running, folders: dict[s
         assert asked(own, path, {**body, "lora": [{"id": 0, "scale": 0}]}) == []
         refused(own, path, {**body, "lora": [{"id": 2, "scale": 1}]}, 400)
         refused(own, path, {**body, "lora": [{"id": 0}]}, 400)
+        refused(own, path, {**body, "lora": [{"id": 0, "scale": 1e39}]}, 400)
     refused(own, "/lora-adapters", [{"id": 0, "scale": 1}], 403)
     assert httpx.post(f"{own.url}/lora-adapters", json=[{"id": 0, "scale": 0.25}], headers=ADMIN).is_success
     assert asked(own, "/completion", {"prompt": "Hello"}) == [(one, 0.25)]
@@ -179,6 +189,12 @@ def test_how_they_are_given_at_the_start(folders: dict[str, Path]) -> None:
         AdapterNames((f"m={path}",), taken=("m",))
     with pytest.raises(ConfigError, match="finite"):
         AdapterNames(always=(f"{path}:nan",))
+
+
+def test_a_path_from_the_home_folder_is_kept_whole(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors tell no client a path that the engine knows."""
+    monkeypatch.setenv("HOME", str(folders["one"].parent))
+    assert AdapterNames().add("a", "~/one", "digest", 4).use.path == str(folders["one"])
 
 
 def test_more_of_a_request_than_there_are_slots(own: Running) -> None:

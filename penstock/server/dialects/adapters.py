@@ -22,7 +22,7 @@ from penstock.server.auth import AdminKeys, owner_of
 from penstock.server.body import read_body, translated, validate
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.document import gives, takes
-from penstock.server.encoding import json_response
+from penstock.server.encoding import json_response, made_answer
 from penstock.server.errors import HttpError
 from penstock.server.shapes import Exact, Loose
 from penstock.server.strict_json import parse_json
@@ -158,8 +158,10 @@ def _add_llama(router: APIRouter, context: ServerContext, adapters: _Adapters) -
     @router.get("/lora-adapters", summary="List the adapters", openapi_extra=gives("application/json"))
     async def listed() -> Response:
         models: Sequence[ModelContext] = () if context.models.host is not None else context.models.all()
-        found = [one for model in models for one in model.adapters.all()]
-        return json_response([{"id": one.number, "path": one.name, "scale": one.scale} for one in found])
+        lists = [model.adapters.all() for model in models]
+        return await made_answer(
+            lambda: [{"id": one.number, "path": one.name, "scale": one.scale} for found in lists for one in found]
+        )
 
     @router.post("/lora-adapters", summary="Scale the adapters", openapi_extra=dict(_SCALES))
     async def scale(request: Request) -> Response:

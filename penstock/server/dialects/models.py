@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,7 +17,7 @@ from penstock.host.entry import ModelEntry, ModelState
 from penstock.host.model_host import ModelHost
 from penstock.server.context import ServerContext
 from penstock.server.document import gives
-from penstock.server.encoding import json_response
+from penstock.server.encoding import json_response, made_answer
 from penstock.server.spoken import Dialect, dialect_of_scope
 
 
@@ -33,8 +34,8 @@ def models_router(context: ServerContext) -> APIRouter:
     """The routes over one server's context."""
     router, created = APIRouter(), int(time.time())
 
-    def described(request: Request, model: _Listed) -> dict[str, Any]:
-        if dialect_of_scope(request.scope) is Dialect.ANTHROPIC:
+    def described(dialect: Dialect, model: _Listed) -> dict[str, Any]:
+        if dialect is Dialect.ANTHROPIC:
             since = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             names = {"id": model.name, "type": "model", "display_name": model.name}
             most = dict.fromkeys(("max_input_tokens", "max_tokens"), model.max_model_len)
@@ -42,36 +43,42 @@ def models_router(context: ServerContext) -> APIRouter:
         about = {"id": model.name, "object": "model", "created": created, "owned_by": "penstock"}
         return {**about, "root": model.name, "parent": None, "max_model_len": model.max_model_len, **model.more}
 
-    async def all_models() -> Sequence[_Listed]:
+    async def all_models(name: str | None = None) -> Iterable[_Listed]:
+        """All models and adapters, of which there may be thousands; of adapters only the one of a given name."""
         if context.models.host is not None:
             return await _of_host(context.models.host)
         (model,) = context.models.all()
         length, others = model.max_model_len(), [name for name in context.models.names() if name != model.model]
+        known = model.adapters.all() if name is None else filter(None, (model.adapters.find(name),))
         adapters = (
             _Listed(one.name, length, {"parent": model.model, "adapter": {"id": one.number, "rank": one.rank}})
-            for one in model.adapters.all()
+            for one in known
         )
         aliases = (_Listed(name, length, {"root": model.model}) for name in others)
-        return [_Listed(model.model, length, {}), *aliases, *adapters]
+        return chain((_Listed(model.model, length, {}),), aliases, adapters)
 
     async def models(request: Request) -> Response:
-        found = await all_models()
-        data = [described(request, model) for model in found]
-        listed: dict[str, Any] = {"object": "list", "data": data}
-        if dialect_of_scope(request.scope) is Dialect.ANTHROPIC:
-            ends = {"first_id": found[0].name if found else None, "last_id": found[-1].name if found else None}
-            listed = {"data": data, "has_more": False, **ends}
-        return json_response(listed)
+        dialect, every = dialect_of_scope(request.scope), await all_models()
+
+        def listed() -> dict[str, Any]:
+            found = list(every)
+            data = [described(dialect, model) for model in found]
+            if dialect is Dialect.ANTHROPIC:
+                ends = {"first_id": found[0].name if found else None, "last_id": found[-1].name if found else None}
+                return {"data": data, "has_more": False, **ends}
+            return {"object": "list", "data": data}
+
+        return await made_answer(listed)
 
     for path in ("/v1/models", "/models") if context.models.host is None else ("/v1/models",):
         router.get(path, summary="List the models served", openapi_extra=gives("application/json"))(models)
 
     @router.get("/v1/models/{model:path}", summary="Describe a model", openapi_extra=gives("application/json"))
     async def model(request: Request, model: str) -> Response:
-        found = next((known for known in await all_models() if known.name == model), None)
+        found = next((known for known in await all_models(model) if known.name == model), None)
         if found is None:
             raise context.models.unknown(model)
-        return json_response(described(request, found))
+        return json_response(described(dialect_of_scope(request.scope), found))
 
     return router
 

@@ -6,6 +6,7 @@ rank] change the tensor NAME by `adapter.lora.alpha` / rank times their product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,7 @@ def open_gguf_adapter(path: Path, config: Mapping[str, Any] | None = None) -> Ad
     if kind != ("adapter", "lora"):
         raise CheckpointError(f"{path} is no LoRA adapter: general.type and adapter.type are {quoted(str(kind))}.")
     alpha = metadata.get("adapter.lora.alpha", 0.0)
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         raise CheckpointError(f"{path}: adapter.lora.alpha is no number.")
     odd = next((name for name in file.tensors if not name.endswith((_DOWN, _UP))), None)
     if odd is not None:

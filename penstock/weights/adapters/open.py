@@ -13,6 +13,7 @@ from penstock.weights.adapters.gguf import open_gguf_adapter
 from penstock.weights.adapters.peft import CONFIG, WEIGHTS, is_peft, open_peft
 
 _PIECE = 2**20
+_WANTED = f"give a folder with {CONFIG} and {WEIGHTS}, or a .gguf file"
 
 
 def open_adapter(path: str | Path, config: Mapping[str, Any] | None = None) -> Adapter:
@@ -25,15 +26,14 @@ def open_adapter(path: str | Path, config: Mapping[str, Any] | None = None) -> A
     Raises:
         CheckpointError: nothing usable lies there; the message says what was looked for.
     """
-    place = Path(path).expanduser()
+    place = _place(path)
     if is_peft(place):
         return open_peft(place)
     if place.suffix == ".gguf" and place.is_file():
         return open_gguf_adapter(place, config)
-    wanted = f"a folder with {CONFIG} and {WEIGHTS}, or a .gguf file"
     if not place.exists():
-        raise CheckpointError(f"there is no adapter at {place}; give {wanted}.")
-    raise CheckpointError(f"{place} is no adapter Penstock reads: {wanted} is needed.")
+        raise CheckpointError(f"there is no adapter at {place}; {_WANTED}.")
+    raise CheckpointError(f"{place} is no adapter Penstock reads; {_WANTED}.")
 
 
 def adapter_digest(path: str | Path) -> str:
@@ -42,11 +42,15 @@ def adapter_digest(path: str | Path) -> str:
     Raises:
         CheckpointError: they cannot be read.
     """
-    place = Path(path).expanduser()
+    place = _place(path)
     files = (place / CONFIG, place / WEIGHTS) if is_peft(place) else (place,)
     digest = hashlib.sha256()
     try:
         for file in files:
+            if not file.is_file():  # devices and pipes may have no end
+                raise CheckpointError(
+                    f"there is no adapter at {place}: {file} is missing, or no plain file; {_WANTED}."
+                )
             digest.update(b"%d:" % file.stat().st_size)
             with file.open("rb") as stream:
                 while piece := stream.read(_PIECE):
@@ -54,3 +58,14 @@ def adapter_digest(path: str | Path) -> str:
     except OSError as error:
         raise CheckpointError(f"the adapter at {place} cannot be read: {error.strerror or error}.") from error
     return digest.hexdigest()
+
+
+def _place(path: str | Path) -> Path:
+    """A path with the home folder for ~; raises CheckpointError where the system cannot say what lies there."""
+    try:
+        place = Path(path).expanduser()
+        for file in (place, place / CONFIG, place / WEIGHTS):
+            file.exists()
+    except (OSError, RuntimeError) as error:  # too long, not permitted, gone with its server, no such user
+        raise CheckpointError(f"the adapter at {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
+    return place

@@ -23,6 +23,9 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 _LENGTHS: Final = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
+_CHANGE_BASE: Final = ("pissa", "corda", "olora", "loftq", "lora_ga")  # ways to begin, which PEFT repeats on loading
+_MOST_ALPHA: Final = 1e30
+_MOST_PARTS: Final = 64  # of a layer's name, from its end, that patterns are looked for in
 _PLAIN_PATTERN: Final = re.compile(r"[\w.\-]+")
 _NOT_READ: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -56,6 +59,13 @@ def open_peft(folder: Path) -> Adapter:
     for field, why in _NOT_READ.items():
         if config.get(field):
             raise CheckpointError(f"{folder} is not read: {why} ({field} in {CONFIG}). Merge it into its model.")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGE_BASE):
+        raise CheckpointError(
+            f"{folder} is not read: its model's weights were changed when it was begun ({quoted(begun)} in "
+            f"init_lora_weights of {CONFIG}), and it fits those alone. Convert it to plain LoRA when you save it: "
+            "save_pretrained(…, path_initial_model_for_weight_conversion=…)."
+        )
     if config.get("bias", "none") != "none":
         raise CheckpointError(f"{folder} is not read: it changes biases (bias in {CONFIG}). Merge it into its model.")
     if not (folder / WEIGHTS).is_file():
@@ -69,6 +79,7 @@ def open_peft(folder: Path) -> Adapter:
 
 
 def _changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, LowRankTensors]:
+    _check_patterns(folder, config.get("alpha_pattern") or {})
     suffixes = (_DOWN, _UP, *_LENGTHS)
     odd = next((name for name in tensors if not name.endswith(suffixes)), None)
     if odd is not None:
@@ -91,19 +102,25 @@ def _changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Stor
     return found
 
 
-def _scale(folder: Path, config: Mapping[str, Any], name: str, rank: int) -> float:
-    alpha, patterns = config.get("lora_alpha", rank), config.get("alpha_pattern") or {}
+def _check_patterns(folder: Path, patterns: Any) -> None:
+    """Raises CheckpointError for patterns other than names of layers."""
     if not isinstance(patterns, Mapping):
         raise CheckpointError(f"{folder}: alpha_pattern in {CONFIG} is no object.")
-    for pattern, value in patterns.items():
-        if not _PLAIN_PATTERN.fullmatch(pattern):
-            raise CheckpointError(
-                f"{folder}: alpha_pattern in {CONFIG} has {quoted(pattern)}; names of layers are read, other "
-                "patterns are not."
-            )
-        if name == pattern or name.endswith(f".{pattern}"):
-            alpha = value
-            break
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+    odd = next((pattern for pattern in patterns if not _PLAIN_PATTERN.fullmatch(pattern)), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"{folder}: alpha_pattern in {CONFIG} has {quoted(odd)}; names of layers are read, other patterns are not."
+        )
+
+
+def _scale(folder: Path, config: Mapping[str, Any], name: str, rank: int) -> float:
+    alpha, patterns = config.get("lora_alpha", rank), config.get("alpha_pattern") or {}
+    parts = name.split(".")[-_MOST_PARTS:]
+    matching = [end for first in range(len(parts)) if (end := ".".join(parts[first:])) in patterns]
+    if len(matching) > 1:
+        matching = [next(pattern for pattern in patterns if pattern in matching)]
+    if matching:
+        alpha = patterns[matching[0]]
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) < _MOST_ALPHA:
         raise CheckpointError(f"{folder}: lora_alpha in {CONFIG} is no number.")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

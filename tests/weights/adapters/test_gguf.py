@@ -86,6 +86,7 @@ def pair(**other: np.ndarray) -> dict[str, np.ndarray]:
     [
         (pair(), {"type": "model"}, "no LoRA adapter"),
         (pair(), {"kind": "control"}, "no LoRA adapter"),
+        (pair(), {"alpha": float("nan")}, "no number"),
         ({"blk.0.attn_v.weight": np.ones((4, 4), np.float32)}, {}, "no part of"),
         (dict(list(pair().items())[:1]), {}, "no fitting pair"),
         (pair() | {"blk.0.attn_v.weight.lora_b": np.ones((16, 3), np.float32)}, {}, "no fitting pair"),

@@ -39,9 +39,12 @@ def write(folder: Path, tensors: dict[str, np.ndarray] | None = None, **config: 
     [
         ({}, 2.0),
         ({"use_rslora": True}, 4.0),
+        ({"init_lora_weights": "gaussian"}, 2.0),
+        ({"init_lora_weights": True}, 2.0),
         ({"alpha_pattern": {"q_proj": 16}}, 4.0),
         ({"alpha_pattern": {"self_attn.q_proj": 12, "q_proj": 16}}, 3.0),
         ({"alpha_pattern": {"k_proj": 16, "proj": 20}}, 2.0),
+        ({"alpha_pattern": {"q_proj": 16, "self_attn.q_proj": 12}}, 4.0),
     ],
 )
 def test_what_is_read(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
@@ -71,8 +74,11 @@ def test_content_names_an_adapter(tmp_path: Path) -> None:
         ({"bias": "all"}, "biases"),
         ({"use_qalora": True}, "QALoRA"),
         ({"alora_invocation_tokens": [1, 2]}, "middle of a prompt"),
+        ({"init_lora_weights": "pissa_niter_16"}, "weights were changed"),
+        ({"init_lora_weights": "olora"}, "weights were changed"),
         ({"lora_alpha": "much"}, "no number"),
         ({"lora_alpha": float("inf")}, "number|JSON"),
+        ({"lora_alpha": 10**400}, "no number"),
         ({"alpha_pattern": {"(a+)+$": 3}}, "other patterns"),
         ({"alpha_pattern": [1]}, "no object"),
         ({"alpha_pattern": {"q_proj": None}}, "no number"),
@@ -132,6 +138,13 @@ def test_files_that_are_no_adapter(tmp_path: Path) -> None:
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(CheckpointError, match="Pickled"):
         open_adapter(folder)
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/x", "x" * 4000, "/dev/zero", "\0"])
+def test_places_that_cannot_be_read(path: str) -> None:
+    for reads in (open_adapter, adapter_digest):
+        with pytest.raises(CheckpointError, match="adapter"):
+            reads(path)
 
 
 def test_files_that_are_cut_or_changed(tmp_path: Path) -> None:
