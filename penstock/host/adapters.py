@@ -11,7 +11,7 @@ from penstock.config.adapters import MOST_ADAPTERS, MOST_WEIGHT, AdapterUse
 from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError, format_value
 from penstock.weights.adapters.open import adapter_digest, open_adapter
 
-MOST_NAMES = 100_000
+MOST_NAMES = 10_000
 MOST_NAME_CHARS = 256
 
 

@@ -101,6 +101,7 @@ def test_llama_servers_clients_name_them_by_number(own: Running, folders: dict[s
     assert asked(own, "/completion", {"prompt": "Hello", "lora": [{"id": 1, "scale": 1}]}) == [(two, 1.0)]
     refused(own, "/lora-adapters", [{"id": 9, "scale": 1}], 400, **ADMIN)
     refused(own, "/lora-adapters", {"id": 0}, 400, **ADMIN)
+    assert httpx.post(f"{own.url}/lora-adapters", content=b'[],"x":1', headers=ADMIN).status_code == 400
     assert httpx.post(f"{own.url}/lora-adapters", json=[], headers=ADMIN).is_success
     assert asked(own, "/completion", {"prompt": "Hello"}) == []
 

@@ -176,6 +176,6 @@ def _add_llama(router: APIRouter, context: ServerContext, adapters: _Adapters) -
 def _listed(raw: bytes) -> dict[str, Any]:
     """A body that is a list, as one that has it."""
     found = parse_json(b'{"adapters":' + raw + b"}")
-    if not isinstance(found["adapters"], list):
+    if len(found) > 1 or not isinstance(found["adapters"], list):
         raise RequestError("The body must be a list of adapters, each with id and scale.", code="invalid_value")
-    return {"adapters": found["adapters"]}
+    return found
