@@ -24,6 +24,7 @@ def right(llm: LLM, other: AsyncLLM) -> None:
     llm.generate("a", SamplingParams(), temperature=1, stop=["b"], json_schema={"type": "object"})
     llm.chat([{"role": "user", "content": "a"}], max_tokens=3, choice=["a", "b"], parse=True)
     other.generate("a", n=2, logit_bias={3: 1.0})
+    llm.generate("a", adapter="/a"), llm.chat([], adapter={"/a": 0.5, "/b": 0.5})
     llm.sampling(top_k=3)
 """
 WRONG = (
@@ -36,6 +37,7 @@ WRONG = (
     'other.generate("a", temprature=3)',
     "other.chat([], jsonschema={})",
     "llm.sampling(temprature=3)",
+    'llm.generate("a", adapter=3)',
 )
 
 
@@ -44,7 +46,7 @@ def test_keywords_are_the_options() -> None:
     assert get_type_hints(EngineKeywords) == {name: kind for name, kind in hints.items() if name != "model"}
     names = {field.name for field in fields(SamplingParams)}
     assert set(get_type_hints(SamplingKeywords)) == names
-    assert set(get_type_hints(AnswerKeywords)) == names | {"grammar", "json_schema", "regex", "choice"}
+    assert set(get_type_hints(AnswerKeywords)) == names | {"adapter", "grammar", "json_schema", "regex", "choice"}
 
 
 def test_a_misspelt_option_fails_the_type_checker(tmp_path: Path) -> None:
