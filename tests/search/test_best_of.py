@@ -32,7 +32,8 @@ def test_drafts_are_those_of_the_answers_that_are_told(tmp_path: Path) -> None:
 
     async def ask(request: GenerationRequest) -> None:
         four = replace(request.sampling, n=4)
-        every, drafts = await told(await frontend.generate(replace(request, request_id="all", sampling=four)))
+        other = replace(request, request_id="all", sampling=four, cache_salt="that earlier answers are not shared")
+        every, drafts = await told(await frontend.generate(other))
         best, told_drafts = await told(await best_of(frontend, request, 4))
         places = {index: next(one for one, said in every.items() if said == best[index]) for index in best}
         assert set(best) == {0, 1, 2} and set(told_drafts) == {0, 1, 2}
