@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--registered", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--quantize", default="q4_k")
+    parser.add_argument("--quantize", default="q4_k_m")
     parser.add_argument("--isa", default="auto")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
