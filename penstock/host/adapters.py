@@ -35,7 +35,7 @@ class NamedAdapter:
 
 
 class AdapterNames:
-    """All of them. Belongs to the event loop of its server, but for `read`."""
+    """All of them. Belongs to the event loop of its server."""
 
     def __init__(self, modules: Sequence[str] = (), always: Sequence[str] = (), taken: Iterable[str] = ()) -> None:
         """`modules` as `--lora-modules` has them, `always` as `--lora`; names of models are `taken`.

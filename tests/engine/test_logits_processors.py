@@ -16,6 +16,7 @@ from penstock.config.logits_processors import ProcessorCall
 from penstock.core.request import EngineRequest
 from tests.engine import processors
 from tests.engine.test_drafts import Rehearsed, again, check, made, run
+from tests.engine.test_samplers import asked
 from tests.models import tiny
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -29,41 +30,30 @@ KINDS: tuple[dict[str, Any], ...] = (
 BIASES = {"3": 2.5, "7": -100.0, "40": 1.25, "88": 4.0}
 
 
-def asked(*, speculate: bool) -> list[EngineRequest]:
-    return [
-        EngineRequest(
-            f"r{number}",
-            tuple(tiny.prompt(11 + 9 * (number % 3), number % 3)),
-            SamplingParams(**{"max_tokens": 24, **options}),
-            seed=number,
-            speculate=speculate,
-        )
-        for number, options in enumerate(KINDS)
-    ]
-
-
 def test_random_lives(tmp_path: Path) -> None:
     """Alone, together, with right, mixed and wrong drafts, preempted, cancelled, with hits: the same to the bit."""
     tiny.save("llama", tmp_path)
     options = {"logits_processors": processors.ALL}
     plain = made(tmp_path, **options)
     truth = {}
-    for request in asked(speculate=False):
+    for request in asked(KINDS, speculate=False):
         truth |= run(plain, request)
-    assert run(plain, *asked(speculate=False)) == truth
+    assert run(plain, *asked(KINDS, speculate=False)) == truth
     plain.close()
     bare = made(tmp_path)
-    without = [EngineRequest("r0", asked(speculate=False)[0].prompt_ids, SamplingParams(temperature=0, max_tokens=24))]
+    without = [
+        EngineRequest("r0", asked(KINDS, speculate=False)[0].prompt_ids, SamplingParams(temperature=0, max_tokens=24))
+    ]
     assert run(bare, *without)["r0", 0].tokens != truth["r0", 0].tokens
     bare.close()
-    odd = [asked(speculate=False)[1].prompt_ids[-1], *truth["r1", 0].tokens]
+    odd = [asked(KINDS, speculate=False)[1].prompt_ids[-1], *truth["r1", 0].tokens]
     assert all(a % 2 != b % 2 for a, b in itertools.pairwise(odd))
     known = {key: answer.tokens for key, answer in truth.items()}
     for number, right in enumerate((8, 6, 0)):
         more = {"max_chunk_tokens": (64, 7, 16)[number], "kv_blocks": 60, **options}
         engine = made(tmp_path, Rehearsed(known, right), **more)
         for turn in range(3):
-            check(run(engine, *again(asked(speculate=False), turn), dice=random.Random(f"{right}{turn}")), truth)
+            check(run(engine, *again(asked(KINDS, speculate=False), turn), dice=random.Random(f"{right}{turn}")), truth)
         stats = engine.stats()
         assert stats.preemptions > 0 and stats.drafted_tokens > 60 and stats.prefix_hits > 0
         assert (stats.accepted_tokens > 60) == (right > 0)
@@ -179,7 +169,7 @@ def test_a_start_without_torch_has_them(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         engine = made(folder, **options)
-        found.append(run(engine, *asked(speculate=False)))
+        found.append(run(engine, *asked(KINDS, speculate=False)))
         engine.close()
     assert found[0] == found[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
-def asked(*, speculate: bool) -> list[EngineRequest]:
+def asked(kinds: Sequence[dict[str, Any]], *, speculate: bool) -> list[EngineRequest]:
+    """A request of each kind of sampling."""
     return [
         EngineRequest(
             f"r{number}",
@@ -31,7 +33,7 @@ def asked(*, speculate: bool) -> list[EngineRequest]:
             seed=number,
             speculate=speculate,
         )
-        for number, options in enumerate(KINDS)
+        for number, options in enumerate(kinds)
     ]
 
 
@@ -40,16 +42,16 @@ def test_random_lives(tmp_path: Path) -> None:
     tiny.save("llama", tmp_path)
     plain = made(tmp_path)
     truth = {}
-    for request in asked(speculate=False):
+    for request in asked(KINDS, speculate=False):
         truth |= run(plain, request)
-    together = run(plain, *asked(speculate=False))
+    together = run(plain, *asked(KINDS, speculate=False))
     plain.close()
     assert together == truth
     known = {key: answer.tokens for key, answer in truth.items()}
     for number, right in enumerate((8, 6, 0)):
         engine = made(tmp_path, Rehearsed(known, right), max_chunk_tokens=(64, 7, 16)[number], kv_blocks=60)
         for turn in range(3):
-            check(run(engine, *again(asked(speculate=False), turn), dice=random.Random(f"{right}{turn}")), truth)
+            check(run(engine, *again(asked(KINDS, speculate=False), turn), dice=random.Random(f"{right}{turn}")), truth)
         stats = engine.stats()
         assert stats.preemptions > 0 and stats.drafted_tokens > 60
         engine.close()
@@ -61,7 +63,7 @@ def test_steps_ahead_and_preemption_change_nothing(tmp_path: Path) -> None:
     for depth in (0, 1):
         engine = made(tmp_path, depth=depth, kv_blocks=60)
         for turn in range(3):
-            answers = run(engine, *asked(speculate=False), dice=random.Random(turn) if turn else None)
+            answers = run(engine, *asked(KINDS, speculate=False), dice=random.Random(turn) if turn else None)
             truth = truth or answers
             check(answers, truth)
         assert engine.stats().preemptions > 0
@@ -71,7 +73,7 @@ def test_steps_ahead_and_preemption_change_nothing(tmp_path: Path) -> None:
 def test_no_two_tokens_appear_twice_together(tmp_path: Path) -> None:
     tiny.save("llama", tmp_path)
     engine = made(tmp_path)
-    request = asked(speculate=False)[4]
+    request = asked(KINDS, speculate=False)[4]
     said = [*request.prompt_ids, *run(engine, request)["r4", 0].tokens]
     pairs = list(itertools.pairwise(said))[len(request.prompt_ids) - 1 :]
     before = list(zip(request.prompt_ids, request.prompt_ids[1:], strict=False))
