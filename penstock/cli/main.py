@@ -22,6 +22,7 @@ COMMANDS = (
     ("embed", "Turn texts into vectors."),
     ("tokenize", "List a text's tokens, or the text of token ids."),
     ("detect", "Say whether a text was written with a watermark."),
+    ("draft", "Train heads that draft for a model."),
     ("bench", "Measure latency, throughput or a running server."),
     ("tune", "Measure which threads and step sizes suit a model here."),
     ("quantize", "Write a smaller copy of a model: GGUF or safetensors."),

@@ -16,6 +16,7 @@ from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.kernels.api import KernelSet
+from penstock.layers.batch import Batch
 from penstock.models.registry import Model, build_model
 from penstock.startup.build_runner import load, make_parts
 from penstock.startup.claim import Claim
@@ -104,6 +105,7 @@ class Scorer:
         context: int,
         *,
         kernels: Callable[[EngineSpec], KernelSet] | None = None,
+        taps: Callable[[Model], Sequence[str]] | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Loads a model.
@@ -112,6 +114,7 @@ class Scorer:
             options: what model, and how to compute; limits are set for one sequence.
             context: longest stretch, tokens.
             kernels: gives other ops than the options would.
+            taps: names the hidden states that `states` gives, as in `layers.part.ModelPart`.
             progress: called with (bytes read, bytes in all).
 
         Raises:
@@ -137,7 +140,9 @@ class Scorer:
             spec = spec.with_model(model, used)
         self.spec, self.kv_types, self.notes = load(spec, progress)
         self.model: Model = spec.model
-        self._memory, self._builder, self._executor = make_parts(self.spec, self.kv_types, 1, _LOGIT_ROWS)
+        self._taps = () if taps is None else tuple(taps(self.model))
+        parts = make_parts(self.spec, self.kv_types, 1, _LOGIT_ROWS, self._taps)
+        self._memory, self._builder, self._executor = parts
         self._blocks = tuple(tuple(range(1, blocks)) for _ in spec.groups)
 
     @property
@@ -148,16 +153,31 @@ class Scorer:
     @torch.inference_mode()
     def logits(self, window: Window) -> Iterator[tuple[Tensor, Tensor]]:
         """Runs a stretch; yields (logits [n, vocab] float32, the tokens [n] they predict), valid until the next."""
-        tokens = window.tokens
-        self._builder.add_row(NewSequence(0, "score", 0, tokens, (), 0, self._blocks, SamplingParams()))
-        empty = ((),) * len(self._blocks)
-        span = ScheduledTokens(0, 0, tokens, len(tokens), 0, sample=False, new_blocks=empty)
-        self._executor.forward(self._builder.build([span], range(len(tokens))))
-        targets = torch.tensor(tokens)
-        last = len(tokens) - 1
+        self._executor.forward(self.batch(window.tokens))
+        targets = torch.tensor(window.tokens)
+        last = len(window.tokens) - 1
         for start in range(window.first - 1, last, _LOGIT_ROWS):
             rows = np.arange(start, min(start + _LOGIT_ROWS, last), dtype=np.int64)
             yield self._executor.logits(rows).cpu(), targets[torch.from_numpy(rows + 1)]
+
+    @torch.inference_mode()
+    def states(self, tokens: Sequence[int]) -> dict[str, Tensor]:
+        """Runs a stretch; gives its hidden states by tap, [T, hidden_size] each, valid until the next."""
+        self._executor.forward(self.batch(tokens))
+        return {tap: self._executor.tap(tap) for tap in self._taps}
+
+    @torch.inference_mode()
+    def logits_behind(self, first: int, last: int) -> Tensor:
+        """Logits [last - first, vocab] float32 behind positions first … last - 1 of the stretch that was run last."""
+        return self._executor.logits(np.arange(first, last, dtype=np.int64))
+
+    def batch(self, tokens: Sequence[int]) -> Batch:
+        """A stretch as one step."""
+        known = tuple(tokens)
+        self._builder.add_row(NewSequence(0, "score", 0, known, (), 0, self._blocks, SamplingParams()))
+        empty = ((),) * len(self._blocks)
+        span = ScheduledTokens(0, 0, known, len(known), 0, sample=False, new_blocks=empty)
+        return self._builder.build([span], range(len(known)))
 
     def run(self, window: Window) -> None:
         """Runs a stretch and its logits; nothing is returned, whoever listens to ops has what it needs."""

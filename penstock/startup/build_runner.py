@@ -96,7 +96,7 @@ def load(
 
 
 def make_parts(
-    spec: EngineSpec, kv_types: Sequence[str], rows: int, logit_rows: int
+    spec: EngineSpec, kv_types: Sequence[str], rows: int, logit_rows: int, taps: Sequence[str] = ()
 ) -> tuple[KVMemory, BatchBuilder, Executor]:
     """What a loaded model's steps need.
 
@@ -105,6 +105,7 @@ def make_parts(
         kv_types: of every layer's cache.
         rows: most sequences in a step.
         logit_rows: most rows whose logits are made at once.
+        taps: hidden states that are kept of every step besides those that a draft head reads.
     """
     options = spec.options
     plan = spec.plan
@@ -123,7 +124,7 @@ def make_parts(
     assert options.max_num_batched_tokens
     most, fast = options.max_num_batched_tokens, options.arithmetic == "fast"
     kept = not options.on_gpu and options.pack_cache != "off"
-    part = ModelPart(taps=_tapped(spec))
+    part = ModelPart(taps=(*_tapped(spec), *taps))
     return memory, builder, make_executor(model, memory.caches, most, logit_rows, fast, part, kept=kept)
 
 

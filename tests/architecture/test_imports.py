@@ -24,6 +24,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("transfer",),
     ("startup",),
     ("evaluate",),
+    ("train",),
     ("engine",),
     ("host",),
     ("completions", "sampling_keywords"),

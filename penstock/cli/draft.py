@@ -1,0 +1,238 @@
+"""`penstock draft`: heads that draft for a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli.command import Command
+from penstock.cli.options import takes_engine_options
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions
+from penstock.train.settings import METHODS, TrainSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.train.acceptance import Acceptance
+    from penstock.train.answers import Answer, AnswerFile
+    from penstock.train.nets import DraftNet
+    from penstock.train.target import Target
+    from penstock.train.training import StepLoss, Training
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train heads that draft for a model.")
+_AT_ONCE: Final = 64  # answers that are made, then kept
+_SAVED_S: Final = 60.0
+_TOLD_S: Final = 15.0
+_DEFAULTS: Final = TrainSettings()
+
+
+@app.callback()
+def draft() -> None:
+    """Train heads that draft for a model."""
+
+
+@app.command("train", cls=Command)
+@takes_engine_options
+def train(
+    engine: EngineOptions,
+    text: Annotated[
+        Path, typer.Option("--text", help="What the model is asked: .jsonl of messages or prompts, or paragraphs.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")] = Path("draft-head"),
+    method: Annotated[
+        str, typer.Option("--method", help=f"Which head: {', '.join(METHODS)}.")
+    ] = _DEFAULTS.method,
+    drafts: Annotated[int, typer.Option("--drafts", help="Tokens that it drafts one after the other.")] = _DEFAULTS.drafts,
+    prompts: Annotated[int, typer.Option("--prompts", min=2, help="Answers at most.")] = 4096,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of an answer.")] = 256,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, max=2, help="Of the answers; those held out are greedy.")
+    ] = 0.0,
+    epochs: Annotated[int, typer.Option("--epochs", help="How often each answer is read.")] = _DEFAULTS.epochs,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Answers a step.")] = _DEFAULTS.batch_size,
+    starts: Annotated[
+        int, typer.Option("--starts", help="Places of an answer that are learned in one reading.")
+    ] = _DEFAULTS.starts,
+    learning_rate: Annotated[float, typer.Option("--learning-rate")] = _DEFAULTS.learning_rate,
+    draft_vocab: Annotated[
+        int, typer.Option("--draft-vocab", help="Most tokens that an EAGLE-3 head can draft.")
+    ] = _DEFAULTS.draft_vocab,
+    held_out: Annotated[
+        float, typer.Option("--held-out", help="Share of the answers that measure it.")
+    ] = _DEFAULTS.held_out,
+    force: Annotated[bool, typer.Option("--force", help="Replace what lies at the output, and begin anew.")] = False,
+) -> None:
+    """Train a draft head on a model's own answers; ended with Ctrl-C, the same command goes on.
+
+    Answers and what has been learned lie beside the output, in a folder of its name and `.training`, until it is written.
+    """
+    from penstock.cli.terminal import configure_logging
+
+    configure_logging(quiet=True)
+    settings = TrainSettings(
+        method, drafts, epochs, batch_size, starts, learning_rate, draft_vocab, held_out, engine.seed or 0
+    )
+    place = output.with_name(f"{output.name}.training")
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists already; choose another --output, or replace it with --force.")
+    if force:
+        shutil.rmtree(place, ignore_errors=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be made: {error.strerror or error}. Choose another --output.") from None
+    asked = {"text": _digest(text), "prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
+    facts = {"model": engine.model, **asked, **asdict(settings)}
+    answers, longest = _answers(engine, text, place, asked)
+    _train(engine, settings, answers.answers, place, facts, output, longest)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"--text {path} cannot be read: {error.strerror or error}.") from None
+
+
+def _answers(engine: EngineOptions, text: Path, place: Path, asked: dict[str, Any]) -> tuple[AnswerFile, int]:
+    """The model's answers, those that are missing made now; and the tokens that the model has room for."""
+    from penstock.cli.draft_prompts import read_prompts
+    from penstock.cli.terminal import STARTING, loading_bar
+    from penstock.engine.text_pipeline import TextPipeline
+    from penstock.llm import LLM
+    from penstock.train.answers import Answer, AnswerFile
+
+    _same(place / "asked.json", {"model": engine.model, **asked})
+    answers = AnswerFile(place / "answers.jsonl")
+    given = {name: value for name, value in asdict(engine).items() if name != "model"}
+    with loading_bar(waiting=STARTING) as told:
+        llm = LLM(engine.model, progress=told, **given)
+    with llm, loading_bar(title="Answering", unit="", waiting="Reading the text") as told:
+        longest, room = llm.info.max_model_len, asked["max_tokens"]
+        read = read_prompts(text, TextPipeline.of(engine), asked["prompts"], longest - room)
+        if read.too_long:
+            typer.echo(f"{read.too_long} prompts of more than {longest - room} tokens are left out.", err=True)
+        for begin in range(len(answers.answers), len(read.tokens), _AT_ONCE):
+            part = [list(tokens) for tokens in read.tokens[begin : begin + _AT_ONCE]]
+            made = llm.generate(part, temperature=asked["temperature"], max_tokens=room, seed=begin)
+            answers.add([Answer(one.prompt_ids, one.outputs[0].token_ids) for one in made])
+            told(len(answers.answers), len(read.tokens))
+    return answers, longest
+
+
+def _same(path: Path, facts: dict[str, Any]) -> None:
+    """Notes what a folder is of; raises ConfigError where it is of something else."""
+    if not path.exists():
+        path.write_text(json.dumps(facts), encoding="utf-8")
+    elif json.loads(path.read_text(encoding="utf-8")) != facts:
+        raise ConfigError(
+            f"{path.parent} holds answers to another --text, of another model or made otherwise. Go on with the same "
+            "settings, begin anew with --force, or choose another --output."
+        )
+
+
+def _train(
+    engine: EngineOptions,
+    settings: TrainSettings,
+    answers: list[Answer],
+    place: Path,
+    facts: dict[str, Any],
+    output: Path,
+    longest: int,
+) -> None:
+    from penstock.cli.terminal import STARTING, loading_bar
+    from penstock.train.acceptance import measure
+    from penstock.train.answers import held_out
+    from penstock.train.build import begin
+    from penstock.train.head_folder import rounded, write_head
+    from penstock.train.target import Target
+    from penstock.weights.writers.files import replacing
+
+    learned, kept = held_out(answers, settings.held_out)
+    context = max(len(answer.tokens) for answer in answers)
+    with loading_bar(waiting=STARTING) as told:
+        target = Target(engine, context, told)
+    with closing(target):
+        net, drafted = begin(target, learned, settings)
+        _learn(net, drafted, target, learned, settings, place / "state.pt", facts)
+        rounded(net)
+        with loading_bar(title="Measuring", unit="", waiting="Measuring") as told:
+            found = measure(net, target, kept, drafted, told)
+        with replacing(output) as folder:
+            folder.mkdir()
+            size = write_head(folder, net, target, drafted, longest)
+    _print(output, size, settings.method, len(kept), found)
+
+
+def _learn(
+    net: DraftNet,
+    drafted: Tensor | None,
+    target: Target,
+    answers: list[Answer],
+    settings: TrainSettings,
+    state: Path,
+    facts: dict[str, Any],
+) -> None:
+    from penstock.cli.terminal import loading_bar
+    from penstock.train.training import Training
+
+    training = Training(net, target, answers, settings, drafted)
+    if state.exists():
+        training.resume(state, facts)
+        typer.echo(f"Going on behind step {training.done} of {training.steps}.", err=True)
+    with loading_bar(title="Training", unit="", waiting="Training") as told, _kept(training, state, facts):
+        saved = said = time.monotonic()
+
+        def tell(loss: StepLoss) -> bool:
+            nonlocal saved, said
+            told(loss.step, loss.steps)
+            now = time.monotonic()
+            if now - said > _TOLD_S or loss.step == loss.steps:
+                said = now
+                typer.echo(f"step {loss.step} of {loss.steps}: loss {_figures(loss.by_draft)}", err=True)
+            if now - saved > _SAVED_S:
+                saved = now
+                training.save(state, facts)
+            return True
+
+        training.run(tell)
+
+
+@contextmanager
+def _kept(training: Training, state: Path, facts: dict[str, Any]) -> Iterator[None]:
+    """Keeps what has been learned, however the work within ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"Ended behind step {training.done} of {training.steps}; the same command goes on.", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        training.save(state, facts)
+
+
+def _figures(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.3f}" for value in values)
+
+
+def _print(output: Path, size: int, method: str, answers: int, found: Acceptance) -> None:
+    from penstock.cli.terminal import print_table
+
+    rows = [
+        (str(draft), f"{match:.3f}", f"{tokens:.2f}")
+        for draft, (match, tokens) in enumerate(zip(found.match, found.tokens_a_step, strict=True), start=1)
+    ]
+    title = f"{answers} answers that were held out, {found.tokens:,} tokens, greedy"
+    print_table(title, ("DRAFTS", "ALL RIGHT", "TOKENS A STEP"), rows, numbers=True)
+    config = json.dumps({"method": method, "model": str(output)})
+    typer.echo(f"{output}: {size / 2**20:.1f} MiB. Use it with --speculative-config '{config}'.")

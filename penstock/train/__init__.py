@@ -1,0 +1,1 @@
+"""Draft heads, trained on a model's own answers."""

@@ -1,0 +1,111 @@
+"""The model that a head learns to draft for: its hidden states, logits and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions
+from penstock.evaluate.scoring import Progress, Scorer
+from penstock.layers.embedding import Embedding
+from penstock.layers.part import FINAL, layer_input
+from penstock.models.draft_heads import TargetFacts
+from penstock.models.registry import Model
+
+_FEWEST: Final = 3  # layers of a target
+_SHALLOW: Final = 8  # layers of a target below which taps lie further out
+
+
+def tapped(layers: int) -> tuple[int, int, int]:
+    """The layers whose inputs an EAGLE-3 head reads: an early one, the middle, a late one."""
+    return (1, layers // 2, layers - 1) if layers < _SHALLOW else (2, layers // 2, layers - 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the target says of an answer and its prompt, T tokens.
+
+    Attributes:
+        tokens: [T].
+        taps: what the tapped layers were given, side by side, [T, 3 * hidden_size] float32.
+        final: what its logits are made of, [T, hidden_size] float32.
+        embeddings: of the tokens, [T, hidden_size] float32.
+    """
+
+    tokens: Tensor
+    taps: Tensor
+    final: Tensor
+    embeddings: Tensor
+
+
+class Target:
+    """The loaded model; `close` frees it.
+
+    Attributes:
+        facts: what a head has to agree with.
+        table: rows of its embedding, [vocab, hidden_size] float32, as heads read them.
+        device: where tensors lie.
+    """
+
+    def __init__(self, options: EngineOptions, context: int, progress: Progress | None = None) -> None:
+        """Loads it with room for `context` tokens.
+
+        Raises:
+            PenstockError: as for an engine; also if it makes no text.
+        """
+        self._scorer = Scorer(options, context, taps=_taps, progress=progress)
+        model = self._scorer.model
+        assert model.head is not None
+        self.layers = tapped(len(model.blocks))
+        self.facts = TargetFacts(int(model.head.weight.shape[1]), model.vocab_size, len(model.blocks))
+        self.device = torch.device(self._scorer.spec.options.torch_device)
+        self.context = context
+        self.table = self._embeddings()
+
+    def read(self, tokens: Sequence[int]) -> Reading:
+        """Runs the model over tokens, as many as there is room for."""
+        states = self._scorer.states(tokens)
+        ids = torch.tensor(tokens, device=self.device)
+        found = {name: state.float().clone() for name, state in states.items()}
+        taps = torch.cat([found[layer_input(layer)] for layer in self.layers], 1)
+        return Reading(ids, taps, found[FINAL].clone(), self.table[ids])
+
+    def logits(self, first: int, last: int) -> Tensor:
+        """Logits [last - first, vocab] behind these positions of what was read last."""
+        return self._scorer.logits_behind(first, last).clone()
+
+    def head_table(self) -> Tensor:
+        """What the final states are multiplied with, [vocab, hidden_size] float32: read off the head itself."""
+        model, size = self._scorer.model, self.facts.hidden_size
+        with torch.inference_mode():
+            rows = torch.eye(size, dtype=model.dtype, device=self.device)
+            table = torch.cat([model.logits(part, _indices(part)).float() for part in rows.split(64)])
+        return table.T.contiguous().clone()
+
+    def _embeddings(self) -> Tensor:
+        plain = Embedding(self._scorer.spec.kernels, self._scorer.model.embedding.weight)
+        vocab, room = self.facts.vocab_size, self.context
+        parts = (range(first, min(first + room, vocab)) for first in range(0, vocab, room))
+        with torch.inference_mode():
+            rows = torch.cat([plain(self._scorer.batch(part)).float().clone() for part in parts])
+        return rows.clone()
+
+    def close(self) -> None:
+        self._scorer.close()
+
+
+def _indices(rows: Tensor) -> Tensor:
+    return torch.arange(len(rows), device=rows.device)
+
+
+def _taps(model: Model) -> tuple[str, ...]:
+    if len(model.blocks) < _FEWEST:
+        raise ConfigError(f"the model has {len(model.blocks)} layers; heads are trained for models of {_FEWEST} or more.")
+    if model.runs:
+        raise ConfigError(f"the model's hidden states cannot be read: {model.runs}.")
+    return (*(layer_input(layer) for layer in tapped(len(model.blocks))), FINAL)
