@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.train.answers import Answer, AnswerFile
     from penstock.train.nets import DraftNet
     from penstock.train.target import Target
-    from penstock.train.training import StepLoss, Training
+    from penstock.train.training import StepLoss
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train heads that draft for a model.")
 _AT_ONCE: Final = 64  # answers that are made, then kept
@@ -49,10 +51,10 @@ def train(
         Path, typer.Option("--text", help="What the model is asked: .jsonl of messages or prompts, or paragraphs.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")] = Path("draft-head"),
-    method: Annotated[
-        str, typer.Option("--method", help=f"Which head: {', '.join(METHODS)}.")
-    ] = _DEFAULTS.method,
-    drafts: Annotated[int, typer.Option("--drafts", help="Tokens that it drafts one after the other.")] = _DEFAULTS.drafts,
+    method: Annotated[str, typer.Option("--method", help=f"Which head: {', '.join(METHODS)}.")] = _DEFAULTS.method,
+    drafts: Annotated[
+        int, typer.Option("--drafts", help="Tokens that it drafts one after the other.")
+    ] = _DEFAULTS.drafts,
     prompts: Annotated[int, typer.Option("--prompts", min=2, help="Answers at most.")] = 4096,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of an answer.")] = 256,
     temperature: Annotated[
@@ -74,7 +76,7 @@ def train(
 ) -> None:
     """Train a draft head on a model's own answers; ended with Ctrl-C, the same command goes on.
 
-    Answers and what has been learned lie beside the output, in a folder of its name and `.training`, until it is written.
+    Answers and what has been learned lie in a folder beside the output, `.training` behind its name, until it is done.
     """
     from penstock.cli.terminal import configure_logging
 
@@ -165,7 +167,7 @@ def _train(
         target = Target(engine, context, told)
     with closing(target):
         net, drafted = begin(target, learned, settings)
-        _learn(net, drafted, target, learned, settings, place / "state.pt", facts)
+        _learn(net, drafted, target, learned, settings, place / "state.npz", facts)
         rounded(net)
         with loading_bar(title="Measuring", unit="", waiting="Measuring") as told:
             found = measure(net, target, kept, drafted, told)
@@ -191,7 +193,7 @@ def _learn(
     if state.exists():
         training.resume(state, facts)
         typer.echo(f"Going on behind step {training.done} of {training.steps}.", err=True)
-    with loading_bar(title="Training", unit="", waiting="Training") as told, _kept(training, state, facts):
+    with loading_bar(title="Training", unit="", waiting="Training") as told, _interruptible() as interrupted:
         saved = said = time.monotonic()
 
         def tell(loss: StepLoss) -> bool:
@@ -204,21 +206,29 @@ def _learn(
             if now - saved > _SAVED_S:
                 saved = now
                 training.save(state, facts)
-            return True
+            return not interrupted.is_set()
 
         training.run(tell)
+    training.save(state, facts)
+    if training.done < training.steps:
+        typer.echo(f"Ended behind step {training.done} of {training.steps}; the same command goes on.", err=True)
+        raise typer.Exit(130)
 
 
 @contextmanager
-def _kept(training: Training, state: Path, facts: dict[str, Any]) -> Iterator[None]:
-    """Keeps what has been learned, however the work within ends."""
+def _interruptible() -> Iterator[Event]:
+    """Ctrl-C sets the event within, so that a step is ended; a second time it interrupts."""
+    asked = Event()
+
+    def ask(*_: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, ask)
     try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"Ended behind step {training.done} of {training.steps}; the same command goes on.", err=True)
-        raise typer.Exit(130) from None
+        yield asked
     finally:
-        training.save(state, facts)
+        signal.signal(signal.SIGINT, before)
 
 
 def _figures(values: tuple[float, ...]) -> str:

@@ -32,8 +32,8 @@ def read_prompts(path: Path, text: TextPipeline, most: int, longest: int) -> Pro
     """The first prompts of a file.
 
     A file whose name ends in .jsonl has an object a line: `messages` (and `tools`), where every turn of the assistant
-    is answered anew, or `prompt`, or `turns`, a list of questions of which the first is asked. Of other files each paragraph
-    is a question; for a model without a chat template, the beginning of a text.
+    is answered anew, or `prompt`, or `turns`, a list of questions of which the first is asked. Of other files each
+    paragraph is a question; for a model without a chat template, the beginning of a text.
 
     Args:
         path: the file.
@@ -63,7 +63,11 @@ def read_prompts(path: Path, text: TextPipeline, most: int, longest: int) -> Pro
 def _of_paragraphs(content: str, text: TextPipeline) -> Iterator[tuple[int, ...]]:
     for paragraph in content.split("\n\n"):
         if words := paragraph.strip():
-            yield _begun(words, text) if text.template is None else _chat([{"role": "user", "content": words}], None, text)
+            yield (
+                _begun(words, text)
+                if text.template is None
+                else _chat([{"role": "user", "content": words}], None, text)
+            )
 
 
 def _of_lines(path: Path, content: str, text: TextPipeline) -> Iterator[tuple[int, ...]]:
@@ -84,8 +88,8 @@ def _of_object(read: Any, text: TextPipeline) -> Iterator[tuple[int, ...]]:
         for end in turns:
             if end:
                 yield _chat(messages[:end], read.get("tools"), text)
-    elif isinstance(turns := read.get("turns"), list) and turns:
-        yield _chat([{"role": "user", "content": str(turns[0])}], None, text)
+    elif isinstance(asked := read.get("turns"), list) and asked:
+        yield _chat([{"role": "user", "content": str(asked[0])}], None, text)
     elif isinstance(prompt := read.get("prompt"), str):
         yield _begun(prompt, text)
     else:

@@ -142,7 +142,8 @@ class Scorer:
         self.model: Model = spec.model
         self._taps = () if taps is None else tuple(taps(self.model))
         parts = make_parts(self.spec, self.kv_types, 1, _LOGIT_ROWS, self._taps)
-        self._memory, self._builder, self._executor = parts
+        self._memory, self._builder = parts[:2]
+        self._executor = parts[2]
         self._blocks = tuple(tuple(range(1, blocks)) for _ in spec.groups)
 
     @property

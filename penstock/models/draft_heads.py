@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config.errors import CheckpointError
@@ -12,6 +13,28 @@ from penstock.models.fields import Fields
 TAPPED: Final = ("eagle3", "p-eagle")  # kinds that read hidden states between layers
 _EAGLE3: Final = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 _MEDUSA: Final = ("MedusaModel",)
+WRITTEN: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {  # what configurations of heads that are written here have in common
+        "eagle3": {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+        },
+        "medusa": {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "medusa_num_layers": 1,
+            "torch_dtype": "bfloat16",
+        },
+    }
+)
 _FEWEST_LAYERS: Final = 5  # of a target, where a head does not say which layers it reads
 
 

@@ -20,7 +20,7 @@ class Acceptance:
     Attributes:
         tokens: of those answers.
         match: share of places at which drafts 1 … j are all right, by j.
-        steps: of the target in which the answers come, behind their first tokens, where it verifies up to j drafts, by j.
+        steps: of the target in which the answers come, behind their first tokens, where it verifies up to j drafts.
         accepted: drafts that are right then, by j.
     """
 

@@ -27,7 +27,7 @@ def begin(target: Target, answers: Sequence[Answer], settings: TrainSettings) ->
     drafted = _drafted(answers, target.facts.vocab_size, settings.draft_vocab)
     rows = table if drafted is None else table[drafted]
     shape = EagleShape.of(target.facts, 3 * target.facts.hidden_size, len(rows))
-    mask = target.table[MASK_TOKEN].cpu() if settings.method == "p-eagle" else None
+    mask = target.embeddings((MASK_TOKEN,))[0].cpu() if settings.method == "p-eagle" else None
     net = EagleNet(target.facts, shape, settings.drafts, mask)
     net.begin(rows)
     return net, drafted

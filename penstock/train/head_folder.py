@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.models.draft_heads import WRITTEN
 from penstock.quant.formats.record import Bytes
+from penstock.train.build import MASK_TOKEN
 from penstock.train.nets import DraftNet, EagleNet, MedusaNet
 from penstock.train.target import Target
 from penstock.weights.writers.safetensors import OutputGroup, StoredOutput, write_safetensors
@@ -38,15 +40,16 @@ def write_head(path: Path, net: DraftNet, target: Target, drafted: Tensor | None
         longest: positions of the target.
     """
     if isinstance(net, MedusaNet):
-        config, tensors, name = _medusa(net, target), _medusa_tensors(net), "medusa_lm_head.safetensors"
+        config, tensors = _medusa(net, target), _medusa_tensors(net)
     else:
         assert isinstance(net, EagleNet)
         config = _eagle(net, target, longest)
-        tensors, name = _eagle_tensors(net, drafted, target.facts.vocab_size), "model.safetensors"
+        tensors = _eagle_tensors(net, drafted, target.facts.vocab_size)
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="ascii")
     groups = [_group(key, value) for key, value in tensors.items()]
     written = write_safetensors(path, groups)
-    (path / "model.safetensors").replace(path / name)
+    if isinstance(net, MedusaNet) and (path / "model.safetensors").exists():
+        (path / "model.safetensors").replace(path / "medusa_lm_head.safetensors")
     return written
 
 
@@ -63,25 +66,16 @@ def _bytes(value: Tensor) -> Iterator[Bytes]:
 def _eagle(net: EagleNet, target: Target, longest: int) -> dict[str, Any]:
     shape, facts = net.shape, target.facts
     config = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
+        **WRITTEN["eagle3"],
         "hidden_size": facts.hidden_size,
         "target_hidden_size": facts.hidden_size,
-        "num_hidden_layers": 1,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "intermediate_size": shape.intermediate,
-        "hidden_act": "silu",
         "vocab_size": facts.vocab_size,
         "draft_vocab_size": shape.drafted,
         "max_position_embeddings": longest,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
         "eagle_aux_hidden_state_layer_ids": list(target.layers),
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in target.layers],
@@ -89,7 +83,7 @@ def _eagle(net: EagleNet, target: Target, longest: int) -> dict[str, Any]:
         },
     }
     if net.mask_hidden is not None:
-        config |= {"parallel_drafting": True, "ptd_token_id": 0, "num_parallel_tokens": net.drafts}
+        config |= {"parallel_drafting": True, "ptd_token_id": MASK_TOKEN, "num_parallel_tokens": net.drafts}
     return config
 
 
@@ -109,15 +103,8 @@ def _eagle_tensors(net: EagleNet, drafted: Tensor | None, vocab: int) -> dict[st
 
 
 def _medusa(net: MedusaNet, target: Target) -> dict[str, Any]:
-    return {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "medusa_num_heads": net.drafts,
-        "medusa_num_layers": 1,
-        "hidden_size": target.facts.hidden_size,
-        "vocab_size": target.facts.vocab_size,
-        "torch_dtype": "bfloat16",
-    }
+    sizes = {"hidden_size": target.facts.hidden_size, "vocab_size": target.facts.vocab_size}
+    return {**WRITTEN["medusa"], "medusa_num_heads": net.drafts, **sizes}
 
 
 def _medusa_tensors(net: MedusaNet) -> dict[str, Tensor]:

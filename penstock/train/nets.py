@@ -1,10 +1,11 @@
 """Draft heads as they are trained: chains of drafts behind many places of an answer at once, with gradients.
 
-The same functions as `models.eagle3` and `models.medusa` compute, in torch, over what the target says of a whole answer.
+The same functions as in `models.eagle3` and `models.medusa`, in torch, over what the target says of a whole answer.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,22 +46,22 @@ class EagleShape:
         return cls(taps, heads, heads // 4 if heads % 4 == 0 else heads, head_dim, 4 * size, drafted)
 
 
-class DraftNet(nn.Module):
+class DraftNet(nn.Module, ABC):
     """A head that drafts `drafts` tokens behind each place."""
 
     drafts: int
 
+    @abstractmethod
     def begin(self, table: Tensor) -> None:
         """Sets first weights; `table`: the target's [tokens that can be drafted, hidden_size] for logits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chain(self, reading: Reading, starts: Tensor) -> Iterator[Tensor]:
         """Logits [S, tokens that can be drafted] of the first draft behind starts [S], of the second, and so on.
 
-        A start t has read tokens 0 … t and knows t + 1; draft j guesses t + 1 + j. Drafts before it are taken to be right;
-        places whose tokens end before that give what means nothing.
+        A start t has read tokens 0 … t and knows t + 1; draft j guesses t + 1 + j. Drafts before it are taken to be
+        right; places whose tokens end before that give what means nothing.
         """
-        raise NotImplementedError
 
 
 class EagleNet(DraftNet):
@@ -85,6 +86,7 @@ class EagleNet(DraftNet):
         self.norm = nn.RMSNorm(size, _EPSILON)
         self.lm_head = nn.Linear(size, shape.drafted, bias=False)
         self.mask_hidden = None if mask is None else nn.Parameter(torch.zeros(1, shape.taps))
+        self.mask_embedding: Tensor
         self.register_buffer("mask_embedding", mask, persistent=False)
 
     def begin(self, table: Tensor) -> None:
@@ -147,7 +149,7 @@ def _rotated(x: Tensor, positions: Tensor) -> Tensor:
 def _attended(
     queries: Tensor, starts: Tensor, context: tuple[Tensor, Tensor], keys: list[Tensor], values: list[Tensor]
 ) -> Tensor:
-    """Queries [S, heads, d] over the context up to their starts and the further keys of their own chain → [S, heads · d]."""
+    """Queries [S, heads, d] over the context up to their starts and the keys of their own chains → [S, heads · d]."""
     count, heads, width = queries.shape
     kv_heads = context[0].shape[1]
     grouped = queries.view(count, kv_heads, heads // kv_heads, width) * width**-0.5

@@ -48,7 +48,6 @@ class Target:
 
     Attributes:
         facts: what a head has to agree with.
-        table: rows of its embedding, [vocab, hidden_size] float32, as heads read them.
         device: where tensors lie.
     """
 
@@ -65,15 +64,14 @@ class Target:
         self.facts = TargetFacts(int(model.head.weight.shape[1]), model.vocab_size, len(model.blocks))
         self.device = torch.device(self._scorer.spec.options.torch_device)
         self.context = context
-        self.table = self._embeddings()
+        self._plain = Embedding(self._scorer.spec.kernels, model.embedding.weight)
 
     def read(self, tokens: Sequence[int]) -> Reading:
         """Runs the model over tokens, as many as there is room for."""
         states = self._scorer.states(tokens)
-        ids = torch.tensor(tokens, device=self.device)
         found = {name: state.float().clone() for name, state in states.items()}
         taps = torch.cat([found[layer_input(layer)] for layer in self.layers], 1)
-        return Reading(ids, taps, found[FINAL].clone(), self.table[ids])
+        return Reading(torch.tensor(tokens, device=self.device), taps, found[FINAL], self.embeddings(tokens))
 
     def logits(self, first: int, last: int) -> Tensor:
         """Logits [last - first, vocab] behind these positions of what was read last."""
@@ -84,15 +82,13 @@ class Target:
         model, size = self._scorer.model, self.facts.hidden_size
         with torch.inference_mode():
             rows = torch.eye(size, dtype=model.dtype, device=self.device)
-            table = torch.cat([model.logits(part, _indices(part)).float() for part in rows.split(64)])
+            table = torch.cat([model.logits(part, _indices(part)).float() for part in torch.split(rows, 64)])
         return table.T.contiguous().clone()
 
-    def _embeddings(self) -> Tensor:
-        plain = Embedding(self._scorer.spec.kernels, self._scorer.model.embedding.weight)
-        vocab, room = self.facts.vocab_size, self.context
-        parts = (range(first, min(first + room, vocab)) for first in range(0, vocab, room))
+    def embeddings(self, tokens: Sequence[int]) -> Tensor:
+        """Rows [T, hidden_size] float32 of its embedding, as heads read them: not scaled, nor with positions."""
         with torch.inference_mode():
-            rows = torch.cat([plain(self._scorer.batch(part)).float().clone() for part in parts])
+            rows = self._plain(self._scorer.batch(tokens)).float()
         return rows.clone()
 
     def close(self) -> None:
@@ -105,7 +101,9 @@ def _indices(rows: Tensor) -> Tensor:
 
 def _taps(model: Model) -> tuple[str, ...]:
     if len(model.blocks) < _FEWEST:
-        raise ConfigError(f"the model has {len(model.blocks)} layers; heads are trained for models of {_FEWEST} or more.")
+        raise ConfigError(
+            f"the model has {len(model.blocks)} layers; heads are trained for models of {_FEWEST} or more."
+        )
     if model.runs:
         raise ConfigError(f"the model's hidden states cannot be read: {model.runs}.")
     return (*(layer_input(layer) for layer in tapped(len(model.blocks))), FINAL)

@@ -1,15 +1,17 @@
-"""Trains a draft head on answers of its target, step after step; what it has come to is kept, and can be gone on with."""
+"""Trains a draft head on answers of its target, step after step; a training that was ended can go on."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -20,6 +22,7 @@ from penstock.train.nets import DraftNet
 from penstock.train.settings import TrainSettings
 from penstock.train.target import Target
 
+_TOLD = "training"  # what tells of it, among the arrays of a file
 _LATER = 0.8  # what a draft counts for less than the one before it (EAGLE-3's code)
 _CLIPPED = 1.0  # norm of a step's gradients
 _WARM = 0.03  # share of the steps in which the rate rises
@@ -56,7 +59,8 @@ class Training:
     ) -> None:
         """`drafted`: the target's ids of the tokens that the head can draft, [n]; None for all."""
         self.net = net.to(target.device)
-        self._target, self._answers, self._settings = target, answers, settings
+        self._target, self._settings = target, settings
+        self._answers = answers
         self._drafted = drafted if drafted is None else drafted.to(target.device)
         self._optimizer = torch.optim.AdamW(net.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95))
         self._of_epoch = -(-len(answers) // settings.batch_size)
@@ -107,9 +111,11 @@ class Training:
 
     def save(self, path: Path, facts: dict[str, Any]) -> None:
         """Keeps all of it in a file that is whole or not there; `facts` tell what it is a training of."""
+        told = np.frombuffer(json.dumps({**facts, "done": self.done}).encode(), np.uint8)
+        arrays = {name: value.detach().cpu().numpy() for name, value in self._state().items()}
         partial = path.with_suffix(".partial")
-        state = {"net": self.net.state_dict(), "optimizer": self._optimizer.state_dict(), "done": self.done}
-        torch.save({**state, "facts": facts}, partial)
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **{_TOLD: told, **arrays})
         os.replace(partial, path)
 
     def resume(self, path: Path, facts: dict[str, Any]) -> None:
@@ -119,19 +125,32 @@ class Training:
             ConfigError: the file cannot be read, or is another training's.
         """
         try:
-            state = torch.load(path, map_location=self._target.device, weights_only=True)
-            found = state["facts"]
-            if found != facts:
-                other = sorted(name for name in facts.keys() | found.keys() if facts.get(name) != found.get(name))
-                raise ConfigError(
-                    f"{path.parent} holds a training with other settings ({', '.join(other)}). Go on with the same "
-                    "ones, begin anew with --force, or choose another --output."
-                )
-            self.net.load_state_dict(state["net"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            self.done = int(state["done"])
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+            with np.load(path, allow_pickle=False) as arrays:
+                found = json.loads(arrays[_TOLD].tobytes())
+                done = found.pop("done")
+                if found != facts:
+                    other = sorted(name for name in facts.keys() | found.keys() if facts.get(name) != found.get(name))
+                    raise ConfigError(
+                        f"{path.parent} holds a training with other settings ({', '.join(other)}). Go on with the same "
+                        "ones, begin anew with --force, or choose another --output."
+                    )
+                with torch.no_grad():
+                    for name, value in self._state().items():
+                        value.copy_(torch.from_numpy(arrays[name]))
+            self.done = int(done)
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
             raise ConfigError(f"{path} cannot be gone on with: {error}. Begin anew with --force.") from None
+
+    def _state(self) -> dict[str, Tensor]:
+        """Weights and what the optimiser keeps of each; zeros before the first step."""
+        found = dict[str, Tensor]()
+        for name, weight in self.net.named_parameters():
+            kept = self._optimizer.state[weight]
+            if not kept:
+                kept |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight)}
+                kept["exp_avg_sq"] = torch.zeros_like(weight)
+            found |= {f"weight.{name}": weight} | {f"{part}.{name}": value for part, value in kept.items()}
+        return found
 
 
 def _generator(*seeds: int) -> torch.Generator:

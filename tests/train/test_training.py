@@ -34,7 +34,9 @@ QUESTIONS = (
     "Show me events in San Jose.",
 )
 SETTINGS = TrainSettings(drafts=3, epochs=6, batch_size=2, starts=16, draft_vocab=512, held_out=0.25)
-OPTIONS = EngineOptions(model=MODEL, dtype="float32", threads=1)  # products are small: threads would wait for each other
+OPTIONS = EngineOptions(
+    model=MODEL, dtype="float32", threads=1
+)  # products are small: threads would wait for each other
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +93,17 @@ def test_what_was_interrupted_goes_on_to_the_same_weights(
     whole = trained(target, answers, SETTINGS)
     begun = trained(target, answers, SETTINGS, most=7)
     assert begun.done == 7
-    begun.save(tmp_path / "state.pt", {"seed": 0})
+    begun.save(tmp_path / "state.npz", {"seed": 0})
     other = trained(target, answers, SETTINGS, most=1)
     with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
-        other.resume(tmp_path / "state.pt", {"seed": 1})
-    other.resume(tmp_path / "state.pt", {"seed": 0})
+        other.resume(tmp_path / "state.npz", {"seed": 1})
+    other.resume(tmp_path / "state.npz", {"seed": 0})
     other.run(lambda _: True)
     for name, weight in whole.net.state_dict().items():
         assert torch.equal(weight, other.net.state_dict()[name]), name
-    (tmp_path / "state.pt").write_bytes(b"no state")
+    (tmp_path / "state.npz").write_bytes(b"no state")
     with pytest.raises(ConfigError, match="cannot be gone on with"):
-        other.resume(tmp_path / "state.pt", {"seed": 0})
+        other.resume(tmp_path / "state.npz", {"seed": 0})
 
 
 def test_answers_are_kept_up_to_the_last_whole_line(tmp_path: Path) -> None:
