@@ -42,7 +42,7 @@ class Session:
         self._socket, self._answer = socket, answer
         self._recent = recent
         self._gone = asyncio.Event()
-        self._streams: dict[str, asyncio.Queue[_Asked]] = {}
+        self._streams: dict[str, asyncio.Queue[_Asked | None]] = {}
         self._workers: list[asyncio.Task[None]] = []
         self._running = 0
         self._waiting = self._waiting_bytes = 0
@@ -64,9 +64,19 @@ class Session:
             pass
         finally:
             self._gone.set()
-            await cancel_all([reading, *self._workers])
+            await cancel_all([reading])
+            await self._end_turns()
             for stream in self._streams:
                 self._recent.drop(self, stream)
+
+    async def _end_turns(self) -> None:
+        """Waits until no turn runs: each sees that its client has gone, as one over HTTP does, and tells the engine.
+
+        None is cancelled from here, since a call that begins just then would be nobody's, and would go on.
+        """
+        for queue in self._streams.values():
+            queue.put_nowait(None)
+        await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def _expire(self, reading: asyncio.Future[None]) -> None:
         """Says that time is up, and closes when what runs has ended."""
@@ -128,11 +138,10 @@ class Session:
         self._quiet.clear()
         queue.put_nowait(asked)
 
-    async def _work(self, queue: asyncio.Queue[_Asked]) -> None:
+    async def _work(self, queue: asyncio.Queue[_Asked | None]) -> None:
         """Answers what comes in one stream, in its order."""
         calls: dict[str, Callable[[], None]] = self._socket.scope["extensions"].get(SOCKET, {})
-        while True:
-            asked = await queue.get()
+        while (asked := await queue.get()) is not None and not self._gone.is_set():
             self._waiting -= 1
             self._waiting_bytes -= len(asked.body)
             self._running += 1
