@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from penstock.config import limits
@@ -18,7 +18,7 @@ from penstock.server.dialects.responses.socket.turn import TURN, RecentResponses
 from penstock.server.encoding import encode_json
 from penstock.server.errors import HttpError, bad_value
 from penstock.server.strict_json import parse_json
-from penstock.server.websocket import SOCKET
+from penstock.server.websocket import PIECES, SOCKET
 
 _INLINE_BYTES: Final = 16 * 2**10
 _STEER, _CREATE = "response.steer", "response.create"
@@ -31,7 +31,8 @@ class _Asked:
     stream: str
     generate: bool
     previous: str | None
-    body: bytes
+    body: dict[str, Any]
+    message: bytes
 
 
 class Session:
@@ -95,15 +96,14 @@ class Session:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1005))
-            raw: bytes = message.get("bytes") or (message.get("text") or "").encode()
             try:
-                await self._take(raw)
+                await self._take(await _message(message))
             except PenstockError as error:
                 await self._tell(error_message(error))
 
     async def _take(self, raw: bytes) -> None:
         """Gives a message to its stream; raises RequestError for what is none."""
-        asked = await _beside(raw, parse_json)
+        asked = await asyncio.to_thread(parse_json, raw) if len(raw) > _INLINE_BYTES else parse_json(raw)
         kind = asked.get("type")
         if kind == _STEER:
             await self._tell(_not_steered(asked))
@@ -115,7 +115,7 @@ class Session:
             if not isinstance(stream, str) or len(stream) > limits.MAX_STREAM_ID_CHARS:
                 stream, given = "", stream
                 raise bad_value("stream_id", given, f"a string of up to {limits.MAX_STREAM_ID_CHARS} characters")
-            self._wait(await _checked(asked, stream, len(raw)))
+            self._wait(_checked(asked, stream, raw))
         except PenstockError as error:
             await self._tell(error_message(error, stream))
 
@@ -130,11 +130,11 @@ class Session:
             self._workers.append(asyncio.create_task(self._work(queue)))
         if self._running:
             many = self._waiting >= limits.MAX_WAITING_MESSAGES
-            if many or self._waiting_bytes + len(asked.body) > limits.MAX_WAITING_BYTES:
+            if many or self._waiting_bytes + len(asked.message) > limits.MAX_WAITING_BYTES:
                 message = "Too much waits behind the responses that run; send the next turn when one has ended."
                 raise HttpError(429, message, code="response_already_in_flight")
         self._waiting += 1
-        self._waiting_bytes += len(asked.body)
+        self._waiting_bytes += len(asked.message)
         self._quiet.clear()
         queue.put_nowait(asked)
 
@@ -143,7 +143,7 @@ class Session:
         calls: dict[str, Callable[[], None]] = self._socket.scope["extensions"].get(SOCKET, {})
         while (asked := await queue.get()) is not None and not self._gone.is_set():
             self._waiting -= 1
-            self._waiting_bytes -= len(asked.body)
+            self._waiting_bytes -= len(asked.message)
             self._running += 1
             calls.get("busy", _nothing)()
             try:
@@ -156,8 +156,8 @@ class Session:
 
     async def _turn(self, asked: _Asked, abort: Callable[[], None]) -> None:
         streams = (asked.stream, *(name for name in self._streams if name != asked.stream))
-        turn = Turn(self._recent, self, asked.stream, streams, asked.generate, len(asked.body))
-        exchange = Exchange(asked.body, asked.stream, self._gone, self._tell)
+        turn = Turn(self._recent, self, asked.stream, streams, asked.generate, len(asked.message))
+        exchange = Exchange(asked.message, asked.body, asked.stream, self._gone, self._tell)
         scope = exchange.scope(self._socket.scope, abort)
         scope[TURN] = turn
         await self._answer(scope, exchange.receive, exchange.send)
@@ -171,7 +171,7 @@ class Session:
                 await self._socket.send({"type": "websocket.send", "text": message.decode()})
 
 
-async def _checked(asked: dict[str, Any], stream: str, size: int) -> _Asked:
+def _checked(asked: dict[str, Any], stream: str, raw: bytes) -> _Asked:
     """What a `response.create` asks for, besides what the route reads; raises RequestError."""
     generate = asked.get("generate")
     if generate not in (None, True, False):
@@ -180,12 +180,16 @@ async def _checked(asked: dict[str, Any], stream: str, size: int) -> _Asked:
         message = "background is true, which a WebSocket does not have; send it to POST /v1/responses."
         raise RequestError(message, param="background", code="unsupported_value")
     previous = asked.get("previous_response_id")
-    body = await asyncio.to_thread(body_of, asked) if size > _INLINE_BYTES else body_of(asked)
-    return _Asked(stream, generate is not False, previous if isinstance(previous, str) else None, body)
+    previous = previous if isinstance(previous, str) else None
+    return _Asked(stream, generate is not False, previous, body_of(asked), raw)
 
 
-async def _beside(raw: bytes, read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
-    return await asyncio.to_thread(read, raw) if len(raw) > _INLINE_BYTES else read(raw)
+async def _message(told: Message) -> bytes:
+    """What a message of the client says."""
+    if pieces := told.get(PIECES):
+        return await asyncio.to_thread(b"".join, pieces)
+    message: bytes = told.get("bytes") or (told.get("text") or "").encode()
+    return message
 
 
 def _not_steered(asked: dict[str, Any]) -> bytes:
