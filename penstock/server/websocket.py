@@ -115,7 +115,8 @@ class _Rest:
     """A long frame, of which pieces are handed on: the first is of its kind, the others continue it."""
 
     def __init__(self, first: int, mask: bytes) -> None:
-        self._kind, self._final, self._mask = first & 127, first & 128, mask
+        self._kind, self._final = first & 127, first & 128
+        self._mask = mask
         self._held = bytearray()
 
     def add(self, data: memoryview, told: bytearray, *, last: bool) -> None:
