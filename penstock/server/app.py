@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +77,7 @@ from penstock.server.dialects.vllm.routes import vllm_router
 from penstock.server.dialects.vllm.schema import VLLM_BODIES
 from penstock.server.dialects.webui import WEBUI_BODIES, webui_router
 from penstock.server.document import gives
-from penstock.server.encoding import json_response
+from penstock.server.encoding import json_response, made_answer
 from penstock.server.errors import HttpError, error_response, not_ready
 from penstock.server.habits import Habits
 from penstock.server.hooks import HookMiddleware, load_hook
@@ -158,8 +160,6 @@ def create_app(
     )
     app.add_middleware(ResumableMiddleware, streams=streams)
     _add_outermost(app, options)
-    bodies = (*_bodies(), PauseBody, *((*MANAGEMENT_BODIES, *LIBRARY_BODIES) if models.host is not None else ()))
-    _describe(app, context, bodies, options)
     return app
 
 
@@ -215,21 +215,33 @@ async def _lifespan(context: ServerContext, responses: Responses, reports: Reque
     await asyncio.to_thread(reports.close)
 
 
-def _describe(
-    app: FastAPI, context: ServerContext, bodies: tuple[type[BaseModel], ...], options: ServerOptions
-) -> None:
+class _Description:
     """The application's own description, which is made when it is asked for, and again when other models are there."""
-    described: list[document.ServedModelFacts] = []
 
-    def openapi() -> dict[str, Any]:
-        facts = _facts(context)
-        if app.openapi_schema is None or described != [facts]:
-            made = document.openapi(app, bodies, facts, secured=bool(options.api_keys))
-            app.openapi_schema = {**made, "servers": [{"url": options.root_path}]} if options.root_path else made
-            described[:] = [facts]
-        return app.openapi_schema
+    def __init__(self, app: FastAPI, context: ServerContext, options: ServerOptions) -> None:
+        self._app, self._context = app, context
+        self._secured, self._root = bool(options.api_keys), options.root_path
+        many = context.models.host is not None
+        self._bodies = (*_bodies(), PauseBody, *((*MANAGEMENT_BODIES, *LIBRARY_BODIES) if many else ()))
+        self._described: document.ServedModelFacts | None = None
+        self._made: dict[str, Any] = {}
+        self._making = threading.Lock()
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    def now(self) -> dict[str, Any]:
+        """That of the models there are now, which takes a second or more the first time."""
+        return self._of(_facts(self._context))
+
+    async def answer(self) -> Response:
+        """The same, made beside the event loop."""
+        return await made_answer(partial(self._of, _facts(self._context)))
+
+    def _of(self, facts: document.ServedModelFacts) -> dict[str, Any]:
+        with self._making:
+            if self._described != facts:
+                made = document.openapi(self._app, self._bodies, facts, secured=self._secured)
+                self._made = {**made, "servers": [{"url": self._root}]} if self._root else made
+                self._described = facts
+            return self._made
 
 
 def _bodies() -> tuple[type[BaseModel], ...]:
@@ -304,7 +316,9 @@ def _include(
     if (host := context.models.host) is not None:
         app.include_router(management_router(context, host, admins), tags=["Loading models"])
         app.include_router(library_router(context, host, open_shelf(), admins), tags=["Library"])
-    app.include_router(_operator_router(context, app), tags=["Operation"])
+    description = _Description(app, context, options)
+    app.openapi = description.now  # type: ignore[method-assign]
+    app.include_router(_operator_router(context, description), tags=["Operation"])
     app.include_router(engine_control_router(context, admins), tags=["Operation"])
     app.include_router(engine_sleep_router(context, admins), tags=["Operation"])
     app.include_router(web_router(page=options.page), tags=["Pages"])
@@ -395,7 +409,7 @@ def _requests_router(reports: RequestReports, admins: AdminKeys, siblings: Sibli
     return router
 
 
-def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:
+def _operator_router(context: ServerContext, description: _Description) -> APIRouter:
     router = APIRouter()
     lifecycle = context.lifecycle
 
@@ -433,6 +447,6 @@ def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:
 
     @router.get("/openapi.json", summary="This API as an OpenAPI document", openapi_extra=gives("application/json"))
     async def openapi_json() -> Response:
-        return json_response(app.openapi())
+        return await description.answer()
 
     return router

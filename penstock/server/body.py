@@ -25,6 +25,9 @@ UPLOADS = "/api/blobs/"
 """Where files of models are sent, which are written to disk as they come."""
 TURN = "penstock.turn"
 """Key, in a request's ASGI scope, of the lock of work on large bodies."""
+PARSED = "penstock.parsed"
+"""Key, in a request's ASGI scope, of what its body says, where that has been read already."""
+_WHOLE = "penstock.body"  # where a request's body is kept once all of it has come
 _INLINE_BYTES = 16 * 2**10  # larger bodies are read and translated in a thread, so that running streams go on
 _Made = TypeVar("_Made")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -115,6 +118,17 @@ def limited(
     return bounded
 
 
+async def whole_body(request: Request) -> bytes:
+    """All of a request's body; the pieces of a long one are put together beside the event loop."""
+    if (known := request.scope.get(_WHOLE)) is None:
+        pieces = [piece async for piece in request.stream() if piece]
+        large = sum(map(len, pieces)) > _INLINE_BYTES and len(pieces) > 1
+        known = await asyncio.to_thread(b"".join, pieces) if large else b"".join(pieces)
+        request.scope[_WHOLE] = known
+    whole: bytes = known
+    return whole
+
+
 async def read_body(request: Request, model: type[_Model], *, any_type: bool = False, passing: bool = False) -> _Model:
     """What is in a body, checked against its schema; beside the event loop if that is large.
 
@@ -128,10 +142,10 @@ async def read_body(request: Request, model: type[_Model], *, any_type: bool = F
             field the schema does not allow.
     """
     check_type(request, any_type=any_type)
-    raw = await request.body()
+    raw = await whole_body(request)
 
     def read() -> _Model:
-        data = parse_json(raw)
+        data = request.scope.get(PARSED) or parse_json(raw)
         if passing:
             data = {name: data[name] for name in model.model_fields if name in data}
         return validate(model, data)
@@ -150,7 +164,7 @@ class Marked(NamedTuple):
 async def read_either(request: Request, usual: type[BaseModel], *others: Marked) -> Any:
     """As `read_body`, of a route that several dialects have: an other body where there is its mark, else the usual."""
     check_type(request)
-    raw = await request.body()
+    raw = await whole_body(request)
 
     def read() -> BaseModel:
         data = parse_json(raw)
@@ -170,7 +184,7 @@ async def translated(request: Request, work: Callable[..., _Made], *args: Any, b
     One such work is done at a time: it needs the interpreter's lock, for which the event loop would have to wait as
     many turns as there are others.
     """
-    if len(await request.body()) + besides <= _INLINE_BYTES:
+    if len(await whole_body(request)) + besides <= _INLINE_BYTES:
         return work(*args)
     async with request.scope[TURN]:
         return await asyncio.to_thread(work, *args)

@@ -200,7 +200,9 @@ class LimitedProtocol(WatchingProtocol):
         )
         made.connection_made(self.transport)
         self.transport.set_protocol(made)
-        made.data_received(head + rest)
+        made.data_received(head)
+        if rest:
+            made.data_received(rest)
 
     def socket_calls(self) -> dict[str, Callable[[], None]]:
         """What a WebSocket calls of the connection that it came on."""

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.server.account import account_of
 from penstock.server.active_call import event
-from penstock.server.body import read_body, translated
+from penstock.server.body import read_body, translated, whole_body
 from penstock.server.connected import cancel_all, disconnected, while_connected
 from penstock.server.context import ServerContext
 from penstock.server.encoding import encode_json
@@ -54,7 +54,7 @@ async def handed_on(request: Request, context: ServerContext, path: str) -> Resp
         return None
     if context.lifecycle.draining:
         raise not_ready("The server is shutting down; send the request to another one.", "shutting_down")
-    raw, began = await request.body(), time.monotonic()
+    raw, began = await whole_body(request), time.monotonic()
     metrics = context.metrics.model(source.name)
     account_of(request).model = source.name
     renamed = await translated(request, lambda: encode_json({**parse_json(raw), "model": remote.model}))

@@ -7,12 +7,17 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.server import document
 from tests.engine.support import null_process
 from tests.server.support import Running, until
 
@@ -36,6 +41,23 @@ except PenstockError as error:
 def test_probes_need_no_key(server: Running) -> None:
     for path in ("/livez", "/readyz"):
         assert httpx.get(server.url + path).status_code == 200
+
+
+def test_others_are_answered_while_the_document_is_made(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go, make = threading.Event(), threading.Event(), document.openapi
+
+    def held(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        began.set()
+        assert go.wait(60)
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(document, "openapi", held)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.get, f"{server.url}/openapi.json", timeout=60)
+        assert began.wait(60)
+        assert httpx.get(f"{server.url}/livez").status_code == 200
+        go.set()
+        assert "/v1/models" in asked.result(60).json()["paths"]
 
 
 def test_options_named_are_there() -> None:

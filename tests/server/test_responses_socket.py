@@ -199,9 +199,10 @@ def test_a_client_that_leaves_ends_its_response(server: Running) -> None:
     with opened(server) as socket:
         socket.send(json.dumps(create()))
         assert server.runner.held.wait(60)
+    server.until_told()
     server.runner.go()
-    until(lambda: server.cancelled > before or not server.live)
     server.until_idle()
+    assert server.cancelled > before
     until(lambda: server.lifecycle.in_flight == 0)
 
 

@@ -19,7 +19,7 @@ from penstock.core.request import GenerationRequest
 from penstock.host.adapters import MOST_NAME_CHARS, AdapterNames, read_adapter
 from penstock.server.adapter_fields import MOST_SCALES, AdapterScale
 from penstock.server.auth import AdminKeys, owner_of
-from penstock.server.body import read_body, translated, validate
+from penstock.server.body import read_body, translated, validate, whole_body
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.document import gives, takes
 from penstock.server.encoding import json_response, made_answer
@@ -165,7 +165,7 @@ def _add_llama(router: APIRouter, context: ServerContext, adapters: _Adapters) -
 
     @router.post("/lora-adapters", summary="Scale the adapters", openapi_extra=dict(_SCALES))
     async def scale(request: Request) -> Response:
-        raw = await request.body()
+        raw = await whole_body(request)
         given = await translated(request, lambda: validate(AdapterScales, _listed(raw)))
         pairs = [(one.id, one.scale) for one in given.adapters]
         if pairs or context.models.host is None:

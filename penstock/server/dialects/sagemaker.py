@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.config.errors import RequestError
 from penstock.engine.api import EngineState
-from penstock.server.body import translated
+from penstock.server.body import translated, whole_body
 from penstock.server.context import ServerContext
 from penstock.server.dialects.embeddings import EmbeddingBody
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
@@ -76,7 +76,7 @@ def sagemaker_router(context: ServerContext) -> APIRouter:
         openapi_extra=takes(ChatBody, EVENTS, others=_OTHERS),
     )
     async def invocations(request: Request) -> Response:
-        raw = await request.body()
+        raw = await whole_body(request)
         data = await translated(request, parse_json, raw)
         mark = next((mark for mark in MARKS if data.get(mark) is not None), None)
         if mark is None:

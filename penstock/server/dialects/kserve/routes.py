@@ -12,7 +12,7 @@ from penstock import __version__
 from penstock.config.errors import param_names
 from penstock.engine.api import EngineState
 from penstock.server.active_call import ActiveCall, EventStream, event, open_call
-from penstock.server.body import check_type, read_body, translated, validate
+from penstock.server.body import check_type, read_body, translated, validate, whole_body
 from penstock.server.connected import while_connected
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.kserve.schema import KserveGenerateBody, KserveInferBody
@@ -65,7 +65,7 @@ def kserve_router(context: ServerContext) -> APIRouter:
 
     async def infer(request: Request, model: str) -> Response:
         check_type(request, allowed=("application/json", _BINARY))
-        raw, head = await request.body(), _head_bytes(request)
+        raw, head = await whole_body(request), _head_bytes(request)
         body = await translated(request, lambda: validate(KserveInferBody, parse_json(raw[:head])))
         found = await context.model(request, model)
         found.require_ready()

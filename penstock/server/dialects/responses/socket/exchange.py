@@ -10,8 +10,9 @@ from typing import Any, Final
 from starlette.types import Message, Scope
 
 from penstock.config.errors import PenstockError
+from penstock.server.body import PARSED
 from penstock.server.connection import ABORT
-from penstock.server.encoding import encode_json, joined_json
+from penstock.server.encoding import encode_json
 from penstock.server.errors import describe
 
 PATH: Final = "/v1/responses"
@@ -21,9 +22,9 @@ _FAILURES: Final = frozenset(("error", "response.failed"))
 _EVENT, _DATA = b"event: ", b"data: "
 
 
-def body_of(message: dict[str, Any]) -> bytes:
-    """The body of the POST that a `response.create` stands for."""
-    return joined_json({**{k: v for k, v in message.items() if k not in _ENVELOPE}, "stream": True})
+def body_of(message: dict[str, Any]) -> dict[str, Any]:
+    """What is in the body of the POST that a `response.create` stands for."""
+    return {**{k: v for k, v in message.items() if k not in _ENVELOPE}, "stream": True}
 
 
 def error_message(error: BaseException, stream: str = "") -> bytes:
@@ -45,8 +46,17 @@ class Exchange:
         failed: whether the answer was an error, or a response that failed.
     """
 
-    def __init__(self, body: bytes, stream: str, gone: asyncio.Event, tell: Callable[[bytes], Awaitable[None]]) -> None:
-        self._body, self._stream = body, stream
+    def __init__(
+        self,
+        message: bytes,
+        body: dict[str, Any],
+        stream: str,
+        gone: asyncio.Event,
+        tell: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """`message` is as it came, and counts as the POST's body; what is in that is `body`, read already."""
+        self._message, self._body = message, body
+        self._stream = stream
         self._gone, self._tell = gone, tell
         self._status, self._kind = 0, ""
         self._headers: dict[str, str] = {}
@@ -56,18 +66,18 @@ class Exchange:
     def scope(self, opened: Scope, abort: Callable[[], None]) -> Scope:
         """That of the POST, with the fields that opened the WebSocket."""
         fields = [(k, v) for k, v in opened["headers"] if k not in _NOT_ASKED and not k.startswith(b"sec-websocket")]
-        fields += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self._body))]
+        fields += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self._message))]
         fields = [field for field in fields if field[0] not in (b"connection", b"upgrade")]
         same = {name: opened[name] for name in ("asgi", "http_version", "server", "client", "root_path")}
         own = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b""}
         state = {"headers": fields, "scheme": "http", "state": dict(opened.get("state", {}))}
-        return {**same, **own, **state, "extensions": {ABORT: {"call": abort}}}
+        return {**same, **own, **state, PARSED: self._body, "extensions": {ABORT: {"call": abort}}}
 
     async def receive(self) -> Message:
         """The body, then nothing until the client has gone."""
         if not self._asked:
             self._asked = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
+            return {"type": "http.request", "body": self._message, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

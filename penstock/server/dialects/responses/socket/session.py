@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from penstock.config import limits
@@ -18,7 +18,7 @@ from penstock.server.dialects.responses.socket.turn import TURN, RecentResponses
 from penstock.server.encoding import encode_json
 from penstock.server.errors import HttpError, bad_value
 from penstock.server.strict_json import parse_json
-from penstock.server.websocket import SOCKET
+from penstock.server.websocket import PIECES, SOCKET
 
 _INLINE_BYTES: Final = 16 * 2**10
 _STEER, _CREATE = "response.steer", "response.create"
@@ -31,7 +31,8 @@ class _Asked:
     stream: str
     generate: bool
     previous: str | None
-    body: bytes
+    body: dict[str, Any]
+    message: bytes
 
 
 class Session:
@@ -42,7 +43,7 @@ class Session:
         self._socket, self._answer = socket, answer
         self._recent = recent
         self._gone = asyncio.Event()
-        self._streams: dict[str, asyncio.Queue[_Asked]] = {}
+        self._streams: dict[str, asyncio.Queue[_Asked | None]] = {}
         self._workers: list[asyncio.Task[None]] = []
         self._running = 0
         self._waiting = self._waiting_bytes = 0
@@ -64,9 +65,19 @@ class Session:
             pass
         finally:
             self._gone.set()
-            await cancel_all([reading, *self._workers])
+            await cancel_all([reading])
+            await self._end_turns()
             for stream in self._streams:
                 self._recent.drop(self, stream)
+
+    async def _end_turns(self) -> None:
+        """Waits until no turn runs: each sees that its client has gone, as one over HTTP does, and tells the engine.
+
+        None is cancelled from here, since a call that begins just then would be nobody's, and would go on.
+        """
+        for queue in self._streams.values():
+            queue.put_nowait(None)
+        await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def _expire(self, reading: asyncio.Future[None]) -> None:
         """Says that time is up, and closes when what runs has ended."""
@@ -85,15 +96,14 @@ class Session:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1005))
-            raw: bytes = message.get("bytes") or (message.get("text") or "").encode()
             try:
-                await self._take(raw)
+                await self._take(await _message(message))
             except PenstockError as error:
                 await self._tell(error_message(error))
 
     async def _take(self, raw: bytes) -> None:
         """Gives a message to its stream; raises RequestError for what is none."""
-        asked = await _beside(raw, parse_json)
+        asked = await asyncio.to_thread(parse_json, raw) if len(raw) > _INLINE_BYTES else parse_json(raw)
         kind = asked.get("type")
         if kind == _STEER:
             await self._tell(_not_steered(asked))
@@ -105,7 +115,7 @@ class Session:
             if not isinstance(stream, str) or len(stream) > limits.MAX_STREAM_ID_CHARS:
                 stream, given = "", stream
                 raise bad_value("stream_id", given, f"a string of up to {limits.MAX_STREAM_ID_CHARS} characters")
-            self._wait(await _checked(asked, stream, len(raw)))
+            self._wait(_checked(asked, stream, raw))
         except PenstockError as error:
             await self._tell(error_message(error, stream))
 
@@ -120,21 +130,20 @@ class Session:
             self._workers.append(asyncio.create_task(self._work(queue)))
         if self._running:
             many = self._waiting >= limits.MAX_WAITING_MESSAGES
-            if many or self._waiting_bytes + len(asked.body) > limits.MAX_WAITING_BYTES:
+            if many or self._waiting_bytes + len(asked.message) > limits.MAX_WAITING_BYTES:
                 message = "Too much waits behind the responses that run; send the next turn when one has ended."
                 raise HttpError(429, message, code="response_already_in_flight")
         self._waiting += 1
-        self._waiting_bytes += len(asked.body)
+        self._waiting_bytes += len(asked.message)
         self._quiet.clear()
         queue.put_nowait(asked)
 
-    async def _work(self, queue: asyncio.Queue[_Asked]) -> None:
+    async def _work(self, queue: asyncio.Queue[_Asked | None]) -> None:
         """Answers what comes in one stream, in its order."""
         calls: dict[str, Callable[[], None]] = self._socket.scope["extensions"].get(SOCKET, {})
-        while True:
-            asked = await queue.get()
+        while (asked := await queue.get()) is not None and not self._gone.is_set():
             self._waiting -= 1
-            self._waiting_bytes -= len(asked.body)
+            self._waiting_bytes -= len(asked.message)
             self._running += 1
             calls.get("busy", _nothing)()
             try:
@@ -147,8 +156,8 @@ class Session:
 
     async def _turn(self, asked: _Asked, abort: Callable[[], None]) -> None:
         streams = (asked.stream, *(name for name in self._streams if name != asked.stream))
-        turn = Turn(self._recent, self, asked.stream, streams, asked.generate, len(asked.body))
-        exchange = Exchange(asked.body, asked.stream, self._gone, self._tell)
+        turn = Turn(self._recent, self, asked.stream, streams, asked.generate, len(asked.message))
+        exchange = Exchange(asked.message, asked.body, asked.stream, self._gone, self._tell)
         scope = exchange.scope(self._socket.scope, abort)
         scope[TURN] = turn
         await self._answer(scope, exchange.receive, exchange.send)
@@ -162,7 +171,7 @@ class Session:
                 await self._socket.send({"type": "websocket.send", "text": message.decode()})
 
 
-async def _checked(asked: dict[str, Any], stream: str, size: int) -> _Asked:
+def _checked(asked: dict[str, Any], stream: str, raw: bytes) -> _Asked:
     """What a `response.create` asks for, besides what the route reads; raises RequestError."""
     generate = asked.get("generate")
     if generate not in (None, True, False):
@@ -171,12 +180,16 @@ async def _checked(asked: dict[str, Any], stream: str, size: int) -> _Asked:
         message = "background is true, which a WebSocket does not have; send it to POST /v1/responses."
         raise RequestError(message, param="background", code="unsupported_value")
     previous = asked.get("previous_response_id")
-    body = await asyncio.to_thread(body_of, asked) if size > _INLINE_BYTES else body_of(asked)
-    return _Asked(stream, generate is not False, previous if isinstance(previous, str) else None, body)
+    previous = previous if isinstance(previous, str) else None
+    return _Asked(stream, generate is not False, previous, body_of(asked), raw)
 
 
-async def _beside(raw: bytes, read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
-    return await asyncio.to_thread(read, raw) if len(raw) > _INLINE_BYTES else read(raw)
+async def _message(told: Message) -> bytes:
+    """What a message of the client says."""
+    if pieces := told.get(PIECES):
+        return await asyncio.to_thread(b"".join, pieces)
+    message: bytes = told.get("bytes") or (told.get("text") or "").encode()
+    return message
 
 
 def _not_steered(asked: dict[str, Any]) -> bytes:
