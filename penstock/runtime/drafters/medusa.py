@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from penstock.core.protocol import NewSequence, StepPlan
+from penstock.core.protocol import StepPlan
 from penstock.layers.part import FINAL
-from penstock.runtime.drafters.draft_draws import DraftDraws, DraftedRow, DraftTraits
+from penstock.runtime.drafters.draft_draws import DraftedRow, DraftTraits
 from penstock.runtime.drafters.drafter import Draft
 from penstock.runtime.drafters.hidden_states import Pending, Tapped, Taps, of_spans
+from penstock.runtime.drafters.row_drafter import RowDrafter
 from penstock.runtime.places import Place
 from penstock.runtime.sampler import Sampler
 
@@ -32,7 +33,7 @@ class _Row(DraftedRow):
     pending: Pending = field(default_factory=Pending)
 
 
-class MedusaDrafter:
+class MedusaDrafter(RowDrafter[_Row]):
     """Asks head after head, as far as rows go. `most` as in Drafter.
 
     Attributes:
@@ -42,39 +43,15 @@ class MedusaDrafter:
     taps = Taps((FINAL,))
 
     def __init__(self, heads: LogitHeads, sampler: Sampler, place: Place, traits: DraftTraits) -> None:
-        self.most = traits.most
+        super().__init__(_Row, sampler, place, traits)
         self._heads = heads
         self._place = place
-        self._draws = DraftDraws(sampler, place, traits)
-        self._traits = traits
-        self._rows: dict[int, _Row] = {}
-
-    def begin(self, new: NewSequence) -> None:
-        """As Drafter."""
-        self._rows.pop(new.slot, None)
-        if (begun := self._draws.begin(new)) is not None:
-            self._rows[new.slot] = _Row(*begun)
-
-    def take(self, slot: int, tokens: Sequence[int]) -> None:
-        """As Drafter."""
-        if slot in self._rows:
-            row = self._rows[slot]
-            row.tokens += tokens
-            if self._draws.strange(tokens) or self._draws.too_long(row.tokens):
-                del self._rows[slot]
-
-    def release(self, slot: int) -> None:
-        """As Drafter."""
-        self._rows.pop(slot, None)
 
     def see(self, plan: StepPlan, tapped: Tapped) -> None:
         """What a step's taps hold, before `step` is told of it."""
         for slot, begin, states in of_spans(plan, tapped, self.taps.names):
             if slot in self._rows:
                 self._rows[slot].pending = Pending(begin, states)
-
-    def step(self, plan: StepPlan) -> None:
-        """As Drafter."""
 
     def propose(self, wanted: Mapping[int, int]) -> Sequence[Draft]:
         """As Drafter."""
@@ -95,7 +72,4 @@ class MedusaDrafter:
                 kept = self._draws.draw(self._heads.guess(number, hidden), rows)
                 rows, hidden = [rows[at] for at in kept], hidden[kept]
                 number += 1
-        found = [Draft(row.new.slot, tuple(row.drafts)) for row in asked]
-        for row in asked:
-            row.drafts = []
-        return [draft for draft in found if len(draft.tokens) >= max(1, self._traits.least)]
+        return self._proposed(asked)
