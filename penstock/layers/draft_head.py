@@ -12,7 +12,7 @@ from penstock.kernels.api import KernelSet
 from penstock.layers.decoder import Block, DecoderModel, FeedForward, Heads, ModelTraits, SelfAttention
 from penstock.layers.embedding import Embedding, Head
 from penstock.layers.linear import Linear
-from penstock.layers.norm import Norm
+from penstock.layers.norm import Norm, RmsNorm
 from penstock.layers.part import FINAL, LayerStates, layer_output
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight
@@ -32,13 +32,21 @@ def _half(weight: Weight, begin: int, inputs: int) -> Weight:
 class PairedLinear(Linear):
     """y = [s, x] · Wᵀ + b, where s is the step's first stream: a sum of two products, so that no pair is laid together.
 
-    s and x [T, inputs], W [outputs, 2 · inputs].
+    s and x [T, inputs], W [outputs, 2 · inputs]; of [x, s] where they are `swapped`.
     """
 
-    def __init__(self, kernels: KernelSet, parts: Sequence[tuple[str, int]], inputs: int, *, bias: bool) -> None:
+    def __init__(
+        self,
+        kernels: KernelSet,
+        parts: Sequence[tuple[str, int]],
+        inputs: int,
+        *,
+        bias: bool,
+        swapped: bool = False,
+    ) -> None:
         super().__init__(kernels, parts, inputs, bias=bias)
-        self.first = _half(self.weight, 0, inputs)
-        self.weight = _half(self.weight, inputs, inputs)
+        self.first = _half(self.weight, inputs if swapped else 0, inputs)
+        self.weight = _half(self.weight, 0 if swapped else inputs, inputs)
 
     def __call__(self, x: Tensor, step: ForwardStep | None, residual: Tensor | None = None) -> Tensor:
         """x [T, inputs] → [T, outputs]."""
@@ -129,11 +137,12 @@ class DraftHead(DecoderModel):
         tables: tuple[Weight, Weight],
         shares: tuple[bool, bool],
         blocks: Sequence[Block],
-        norm: Norm,
+        norm: Norm | None,
         traits: ModelTraits,
         given: Given,
     ) -> None:
-        """`tables`: of tokens, and of logits; `shares`: which of them are its target's, so that they are not loaded."""
+        """`tables`: of tokens, and of logits; `shares`: which of them are its target's, so that they are not loaded, as
+        the last norm where it is None."""
         head = Head(kernels, tables[1])
         super().__init__(kernels, Embedding(kernels, tables[0]), blocks, norm, Heads(head), traits)
         self._entry = given.entry
@@ -143,7 +152,7 @@ class DraftHead(DecoderModel):
         self.chained = FINAL if given.after_norm else layer_output(len(self.blocks) - 1)
 
     def share(self, target: DecoderModel) -> None:
-        """Takes those tables of its target that it has not itself."""
+        """Takes those tables of its target that it has not itself, and the last norm."""
         assert target.head is not None
         embedding, logits = self._shares
         if embedding:
@@ -153,6 +162,9 @@ class DraftHead(DecoderModel):
         self._shared = (target.embedding.weight, *([target.head.weight] if logits else []))
         if logits and target.head.bias is not None:
             self._shared = (*self._shared, target.head.bias)
+        if self.norm is None and isinstance(target.norm, RmsNorm):
+            self.norm = target.norm
+            self._shared = (*self._shared, *target.norm.weights())
 
     def weights(self) -> Iterator[Weight]:
         """Those that are its own."""

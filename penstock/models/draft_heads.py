@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.config.errors import CheckpointError
 from penstock.models.fields import Fields
+from penstock.models.mtp_layouts import of_one_layer
 
 TAPPED: Final = ("eagle3", "p-eagle")  # kinds that read hidden states between layers
 _EAGLE3: Final = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
@@ -39,16 +40,8 @@ def head_kind(config: Mapping[str, Any]) -> str | None:
     return "p-eagle" if config.get("speculators_model_type") == "peagle" else None
 
 
-def mtp_layers(config: Mapping[str, Any]) -> int:
-    """Layers for multi-token prediction that come with a model."""
-    for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
-        if type(count := config.get(name)) is int and count > 0:
-            return count
-    return 0
-
-
-def head_config(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as one level, with the sizes of the head's own layers.
+def head_config(kind: str, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The configuration as one level, with the sizes of the head's own layers; `names` are those of its tensors.
 
     Speculators' files have those of the layers below `transformer_layer_config`; Medusa's heads have no attention.
     """
@@ -57,7 +50,7 @@ def head_config(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "medusa":
         return {"num_attention_heads": 1, "max_position_embeddings": 1 << 30, **found, "num_hidden_layers": 1}
     if kind == "mtp":
-        return {**found, "num_hidden_layers": mtp_layers(config) or 1}
+        return of_one_layer(found, names)
     return {"num_hidden_layers": 1, **found}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import replace
 
 import torch
@@ -33,7 +32,7 @@ from penstock.startup.draft_room import DraftNeeds, logits_at_once
 from penstock.startup.draft_spec import DraftSpec, draft_memory, draft_traits
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.draft_heads import check_numbers, draft_ids, head_files, kind_of
+from penstock.weights.draft_heads import HeadFiles, check_numbers, draft_ids, head_files, kind_of
 from penstock.weights.loader import load_weights
 from penstock.weights.weight_plan import LoadTarget, plan_weights, planned_bytes
 
@@ -54,7 +53,7 @@ def head_of(
         files = head_files(checkpoint, kind)
         with torch.device(options.torch_device):
             fields = Fields(files.config, f"{files.path}: config.json")
-            model = _declared(kind, fields, kernels, options, facts, files.tensors)
+            model = _declared(files, fields, kernels, options, facts)
         draft_ids(files, facts)
         most = len(model.guesses) if isinstance(model, medusa.MedusaHeads) else asked.num_speculative_tokens
         if asked.num_speculative_tokens > most:
@@ -110,15 +109,15 @@ def hidden_size(model: Model) -> int:
 
 
 def _declared(
-    kind: str, fields: Fields, kernels: KernelSet, options: EngineOptions, target: TargetFacts, names: Container[str]
+    files: HeadFiles, fields: Fields, kernels: KernelSet, options: EngineOptions, target: TargetFacts
 ) -> Model:
-    dtype = getattr(torch, options.dtype)
-    if kind == "mtp":
-        return mtp.build(fields.values, kernels, dtype, options.max_model_len, target, names)
+    dtype, names = getattr(torch, options.dtype), files.tensors
+    if files.layout is not None:
+        return mtp.build(fields.values, kernels, dtype, options.max_model_len, target, names, files.layout)
     blueprint = Blueprint.read(fields, kernels, dtype, options.max_model_len)
-    if kind == "medusa":
+    if files.kind == "medusa":
         return medusa.build(blueprint, target, names)
-    return eagle3.build(blueprint, target, names, kind == "p-eagle")
+    return eagle3.build(blueprint, target, names, files.kind == "p-eagle")
 
 
 def _taps(kind: str, fields: Fields, target: TargetFacts) -> Taps:
