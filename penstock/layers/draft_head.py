@@ -94,16 +94,16 @@ def beside(embedding: Tensor, given: Tensor, step: ForwardStep) -> Tensor:
 
 
 class Merge(Layer):
-    """The entry of heads that begin with one projection of both, normed (DeepSeek-V3, arXiv:2412.19437)."""
+    """The entry of heads that begin with one projection of both, normed where there are norms (DeepSeek-V3, EAGLE)."""
 
-    def __init__(self, embedding_norm: Norm, hidden_norm: Norm, projection: PairedLinear) -> None:
+    def __init__(self, embedding_norm: Norm | None, hidden_norm: Norm | None, projection: PairedLinear) -> None:
         self.embedding_norm, self.hidden_norm = embedding_norm, hidden_norm
         self.projection = projection
 
     def __call__(self, embedding: Tensor, given: Tensor, step: ForwardStep) -> Tensor:
         """As Entry."""
-        step.streams = (self.embedding_norm(embedding)[0],)
-        return self.projection(self.hidden_norm(given)[0], step)
+        step.streams = (embedding if self.embedding_norm is None else self.embedding_norm(embedding)[0],)
+        return self.projection(given if self.hidden_norm is None else self.hidden_norm(given)[0], step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,14 @@ class Given:
         entry: what becomes of it.
         fusion: makes it of the target's hidden states, side by side; None where it is the state itself.
         after_norm: what is given with a draft is what its logits are made of, not what the head's norm is given.
+        normed: there is a last norm, of the head or its target; else logits are made of what the last layer gives.
     """
 
     takes: int
     entry: Entry
     fusion: Linear | None = None
     after_norm: bool = False
+    normed: bool = True
 
 
 class DraftHead(DecoderModel):
@@ -149,6 +151,7 @@ class DraftHead(DecoderModel):
         self._shares = shares
         self._shared = tuple(table for table, shared in zip(tables, shares, strict=True) if shared)
         self.takes, self.fusion = given.takes, given.fusion
+        self._normed = given.normed
         self.chained = FINAL if given.after_norm else layer_output(len(self.blocks) - 1)
 
     def share(self, target: DecoderModel) -> None:
@@ -162,7 +165,7 @@ class DraftHead(DecoderModel):
         self._shared = (target.embedding.weight, *([target.head.weight] if logits else []))
         if logits and target.head.bias is not None:
             self._shared = (*self._shared, target.head.bias)
-        if self.norm is None and isinstance(target.norm, RmsNorm):
+        if self.norm is None and self._normed and isinstance(target.norm, RmsNorm):
             self.norm = target.norm
             self._shared = (*self._shared, *target.norm.weights())
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.config.errors import CheckpointError, quoted
 from penstock.config.resolve import ModelFacts
-from penstock.models.draft_heads import TargetFacts, head_config, head_kind
+from penstock.models.draft_heads import LAST_STATE, TargetFacts, head_config, head_kind
 from penstock.models.mtp_layouts import MtpLayout, mtp_names
 from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.quant.tensor import StoredTensor, TensorInfo
@@ -54,13 +54,13 @@ class HeadFiles:
         return self._whole.read(self.stored[name])
 
     def facts(self) -> ModelFacts:
-        """Sizes, for planning: of a Medusa head no layer keeps anything.
+        """Sizes, for planning: of heads that read the last state alone no layer keeps anything.
 
         Raises:
             CheckpointError: as `model_facts`.
         """
         facts = model_facts(self)
-        return replace(facts, layers=()) if self.kind == "medusa" else facts
+        return replace(facts, layers=()) if self.kind in LAST_STATE else facts
 
 
 def kind_of(checkpoint: Checkpoint, method: str) -> str | None:
@@ -69,7 +69,7 @@ def kind_of(checkpoint: Checkpoint, method: str) -> str | None:
     Raises:
         CheckpointError: it is another than that.
     """
-    found = head_kind(checkpoint.config)
+    found = head_kind(checkpoint.config, checkpoint.tensors)
     if found is None and method == "mtp" and mtp_names(text_config(checkpoint.config), checkpoint.tensors):
         found = "mtp"
     if method == "draft_model" or method == found or (method, found) == ("eagle3", "p-eagle"):

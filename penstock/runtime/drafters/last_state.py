@@ -1,29 +1,23 @@
-"""Drafts of Medusa's heads (Cai et al. 2024, 2401.10774), each of which reads the target's last state alone."""
+"""Drafts of heads that read the target's last state alone: Medusa's, MLP speculators' and recurrent ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.core.protocol import StepPlan
 from penstock.layers.part import FINAL
+from penstock.layers.state_heads import StateHeads
 from penstock.runtime.drafters.draft_draws import DraftedRow, DraftTraits
 from penstock.runtime.drafters.drafter import Draft
 from penstock.runtime.drafters.hidden_states import Pending, Tapped, Taps, of_spans
 from penstock.runtime.drafters.row_drafter import RowDrafter
 from penstock.runtime.places import Place
 from penstock.runtime.sampler import Sampler
-
-
-class LogitHeads(Protocol):
-    """Several heads over the same states."""
-
-    def guess(self, number: int, hidden: Tensor) -> Any:
-        """Logits [n, vocab] of one of them over states [n, hidden_size]."""
 
 
 @dataclass(slots=True)
@@ -33,8 +27,8 @@ class _Row(DraftedRow):
     pending: Pending = field(default_factory=Pending)
 
 
-class MedusaDrafter(RowDrafter[_Row]):
-    """Asks head after head, as far as rows go. `most` as in Drafter.
+class LastStateDrafter(RowDrafter[_Row]):
+    """Asks for one draft after the other, as far as rows go. `most` as in Drafter.
 
     Attributes:
         taps: what of the target it reads.
@@ -42,7 +36,7 @@ class MedusaDrafter(RowDrafter[_Row]):
 
     taps = Taps((FINAL,))
 
-    def __init__(self, heads: LogitHeads, sampler: Sampler, place: Place, traits: DraftTraits) -> None:
+    def __init__(self, heads: StateHeads, sampler: Sampler, place: Place, traits: DraftTraits) -> None:
         super().__init__(_Row, sampler, place, traits)
         self._heads = heads
         self._place = place
@@ -67,9 +61,12 @@ class MedusaDrafter(RowDrafter[_Row]):
                 states.append(row.pending.states[last : last + 1])
         asked, number = list(rows), 0
         with self._place.guard(), torch.inference_mode():
-            hidden = torch.cat(states) if states else None
-            while rows and hidden is not None:
-                kept = self._draws.draw(self._heads.guess(number, hidden), rows)
-                rows, hidden = [rows[at] for at in kept], hidden[kept]
+            state = torch.cat(states) if states else None
+            while rows and state is not None:
+                told = np.array([(row.drafts or row.tokens)[-1] for row in rows], np.int64)
+                tokens = self._place.tensor(self._place.put(told))
+                logits, state = self._heads.guess(number, state, tokens)
+                kept = self._draws.draw(logits, rows)
+                rows, state = [rows[at] for at in kept], state[kept]
                 number += 1
         return self._proposed(asked)
