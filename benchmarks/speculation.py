@@ -44,6 +44,7 @@ DRAFTERS: Mapping[str, Callable[[], Drafter]] = {
     "suffix": lambda: SuffixDrafter(12, 2),
     "ngram": lambda: NgramDrafter(12, 2, 4),
 }
+_BLOCK = 16
 FIXED = {f"suffix, always {depth}": depth for depth in (1, 3, 7)}
 Script = tuple[list[int], list[int]]
 """A prompt and its answer, in tokens."""
@@ -124,7 +125,11 @@ class Right(NoDrafter):
 
 
 def made(model: str, config: str | None, sequences: int, length: int, drafter: Any = None) -> tuple[Engine, Scripted]:
-    options = EngineOptions(model, speculative_config=config, max_num_seqs=sequences, max_model_len=length)
+    blocks = sequences * (length // _BLOCK + 2) + 1  # room for all at once: nobody waits or is preempted
+    options = EngineOptions(
+        model, speculative_config=config, max_num_seqs=sequences, max_model_len=length, block_size=_BLOCK,
+        kv_blocks=blocks,
+    )  # fmt: skip
     engine, _ = build_engine(options, drafter=drafter)
     runner: Any = engine.runner
     scripted = Scripted(runner._sampler)

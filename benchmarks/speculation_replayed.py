@@ -71,6 +71,9 @@ class Switched(PricedDepths):
     def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
         return most if self.fixed else super().wanted(most)
 
+    def rest(self) -> int:
+        return 0 if self.fixed else super().rest()
+
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         return drafts if self.fixed else super().chosen(drafts)
 

@@ -9,10 +9,12 @@ from typing import Any, Final
 from penstock.config.errors import ConfigError, format_value
 
 MOST_DRAFTS: Final = 32  # of a sequence in a step
-HEADS: Final = ("eagle3", "mtp", "medusa", "p-eagle")  # which read the target's hidden states
+# Which read the target's hidden states.
+HEADS: Final = ("eagle3", "mtp", "medusa", "p-eagle", "eagle", "mlp_speculator", "redrafter")
 METHODS: Final = ("draft_model", *HEADS, "ngram", "suffix")
-_NOT_HERE: Final = ("eagle", "mlp_speculator", "lookahead", "dflash")
-_ALIASES: Final = {"p_eagle": "p-eagle", "qwen3_next_mtp": "mtp"}
+_NOT_HERE: Final = ("lookahead", "dflash")
+_MTP: Final = ("deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
+_ALIASES: Final = {"p_eagle": "p-eagle", **dict.fromkeys(_MTP, "mtp")}  # vLLM's
 _DEFAULT_DRAFTS: Final = 12
 _LEAST_COMMON: Final = 2  # tokens
 _MODEL_DRAFTS: Final = 4  # of a draft model, each of which is a step of it

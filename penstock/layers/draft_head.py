@@ -12,7 +12,7 @@ from penstock.kernels.api import KernelSet
 from penstock.layers.decoder import Block, DecoderModel, FeedForward, Heads, ModelTraits, SelfAttention
 from penstock.layers.embedding import Embedding, Head
 from penstock.layers.linear import Linear
-from penstock.layers.norm import Norm
+from penstock.layers.norm import Norm, RmsNorm
 from penstock.layers.part import FINAL, LayerStates, layer_output
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight
@@ -32,13 +32,21 @@ def _half(weight: Weight, begin: int, inputs: int) -> Weight:
 class PairedLinear(Linear):
     """y = [s, x] · Wᵀ + b, where s is the step's first stream: a sum of two products, so that no pair is laid together.
 
-    s and x [T, inputs], W [outputs, 2 · inputs].
+    s and x [T, inputs], W [outputs, 2 · inputs]; of [x, s] where they are `swapped`.
     """
 
-    def __init__(self, kernels: KernelSet, parts: Sequence[tuple[str, int]], inputs: int, *, bias: bool) -> None:
+    def __init__(
+        self,
+        kernels: KernelSet,
+        parts: Sequence[tuple[str, int]],
+        inputs: int,
+        *,
+        bias: bool,
+        swapped: bool = False,
+    ) -> None:
         super().__init__(kernels, parts, inputs, bias=bias)
-        self.first = _half(self.weight, 0, inputs)
-        self.weight = _half(self.weight, inputs, inputs)
+        self.first = _half(self.weight, inputs if swapped else 0, inputs)
+        self.weight = _half(self.weight, 0 if swapped else inputs, inputs)
 
     def __call__(self, x: Tensor, step: ForwardStep | None, residual: Tensor | None = None) -> Tensor:
         """x [T, inputs] → [T, outputs]."""
@@ -86,16 +94,16 @@ def beside(embedding: Tensor, given: Tensor, step: ForwardStep) -> Tensor:
 
 
 class Merge(Layer):
-    """The entry of heads that begin with one projection of both, normed (DeepSeek-V3, arXiv:2412.19437)."""
+    """The entry of heads that begin with one projection of both, normed where there are norms (DeepSeek-V3, EAGLE)."""
 
-    def __init__(self, embedding_norm: Norm, hidden_norm: Norm, projection: PairedLinear) -> None:
+    def __init__(self, embedding_norm: Norm | None, hidden_norm: Norm | None, projection: PairedLinear) -> None:
         self.embedding_norm, self.hidden_norm = embedding_norm, hidden_norm
         self.projection = projection
 
     def __call__(self, embedding: Tensor, given: Tensor, step: ForwardStep) -> Tensor:
         """As Entry."""
-        step.streams = (self.embedding_norm(embedding)[0],)
-        return self.projection(self.hidden_norm(given)[0], step)
+        step.streams = (embedding if self.embedding_norm is None else self.embedding_norm(embedding)[0],)
+        return self.projection(given if self.hidden_norm is None else self.hidden_norm(given)[0], step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +115,14 @@ class Given:
         entry: what becomes of it.
         fusion: makes it of the target's hidden states, side by side; None where it is the state itself.
         after_norm: what is given with a draft is what its logits are made of, not what the head's norm is given.
+        normed: there is a last norm, of the head or its target; else logits are made of what the last layer gives.
     """
 
     takes: int
     entry: Entry
     fusion: Linear | None = None
     after_norm: bool = False
+    normed: bool = True
 
 
 class DraftHead(DecoderModel):
@@ -129,21 +139,23 @@ class DraftHead(DecoderModel):
         tables: tuple[Weight, Weight],
         shares: tuple[bool, bool],
         blocks: Sequence[Block],
-        norm: Norm,
+        norm: Norm | None,
         traits: ModelTraits,
         given: Given,
     ) -> None:
-        """`tables`: of tokens, and of logits; `shares`: which of them are its target's, so that they are not loaded."""
+        """`tables`: of tokens, and of logits; `shares`: which of them are its target's, so that they are not loaded, as
+        the last norm where it is None."""
         head = Head(kernels, tables[1])
         super().__init__(kernels, Embedding(kernels, tables[0]), blocks, norm, Heads(head), traits)
         self._entry = given.entry
         self._shares = shares
         self._shared = tuple(table for table, shared in zip(tables, shares, strict=True) if shared)
         self.takes, self.fusion = given.takes, given.fusion
+        self._normed = given.normed
         self.chained = FINAL if given.after_norm else layer_output(len(self.blocks) - 1)
 
     def share(self, target: DecoderModel) -> None:
-        """Takes those tables of its target that it has not itself."""
+        """Takes those tables of its target that it has not itself, and the last norm."""
         assert target.head is not None
         embedding, logits = self._shares
         if embedding:
@@ -153,6 +165,9 @@ class DraftHead(DecoderModel):
         self._shared = (target.embedding.weight, *([target.head.weight] if logits else []))
         if logits and target.head.bias is not None:
             self._shared = (*self._shared, target.head.bias)
+        if self.norm is None and self._normed and isinstance(target.norm, RmsNorm):
+            self.norm = target.norm
+            self._shared = (*self._shared, *target.norm.weights())
 
     def weights(self) -> Iterator[Weight]:
         """Those that are its own."""

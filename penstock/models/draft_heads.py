@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config.errors import CheckpointError
 from penstock.models.fields import Fields
+from penstock.models.mtp_layouts import of_one_layer
 
 TAPPED: Final = ("eagle3", "p-eagle")  # kinds that read hidden states between layers
-_EAGLE3: Final = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
-_MEDUSA: Final = ("MedusaModel",)
+LAST_STATE: Final = ("medusa", "mlp_speculator", "redrafter")  # that read the last one alone, and keep nothing
+_ARCHITECTURES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "MedusaModel": "medusa",
+        "MLPSpeculatorPreTrainedModel": "mlp_speculator",
+        "EagleLlamaForCausalLM": "eagle",
+        "LlamaForCausalLMEagle": "eagle",
+        "LlamaForCausalLMEagle3": "eagle3",
+        "Eagle3LlamaForCausalLM": "eagle3",
+        "Eagle3Speculator": "eagle3",
+        "Eagle3DraftModel": "eagle3",
+    }
+)
+_TYPES: Final[Mapping[str, str]] = MappingProxyType(
+    {"medusa": "medusa", "mlp_speculator": "mlp_speculator", "recurrent_drafting_drafter": "redrafter"}
+)
+_SPECULATORS: Final[Mapping[str, str]] = MappingProxyType({"eagle3": "eagle3", "peagle": "p-eagle"})
 WRITTEN: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {  # what configurations of heads that are written here have in common
         "eagle3": {
@@ -51,36 +67,36 @@ class TargetFacts:
     layers: int
 
 
-def head_kind(config: Mapping[str, Any]) -> str | None:
-    """Which kind of head a configuration describes; None for a whole model, which may have "mtp" layers besides."""
+def head_kind(config: Mapping[str, Any], tensors: Container[str]) -> str | None:
+    """Which kind of head these files are; None for a whole model, which may have "mtp" layers besides.
+
+    EAGLE's authors call their heads models of one layer, so that their tensors tell.
+    """
     names = config.get("architectures")
     names = [names] if isinstance(names, str) else names if isinstance(names, (list, tuple)) else []
-    if any(name in _MEDUSA for name in names) or config.get("model_type") == "medusa" or "medusa_num_heads" in config:
+    stated = next((kind for name in names if (kind := _ARCHITECTURES.get(str(name)))), None)
+    stated = stated or _TYPES.get(str(config.get("model_type")))
+    stated = stated or _SPECULATORS.get(str(config.get("speculators_model_type")))
+    if stated is None and "medusa_num_heads" in config:
         return "medusa"
-    if any(name in _EAGLE3 for name in names) or config.get("speculators_model_type") == "eagle3":
-        return "p-eagle" if config.get("parallel_drafting") else "eagle3"
-    return "p-eagle" if config.get("speculators_model_type") == "peagle" else None
+    if stated is None and ("fc.weight" in tensors or "model.fc.weight" in tensors):
+        return "eagle"
+    return "p-eagle" if stated == "eagle3" and config.get("parallel_drafting") else stated
 
 
-def mtp_layers(config: Mapping[str, Any]) -> int:
-    """Layers for multi-token prediction that come with a model."""
-    for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
-        if type(count := config.get(name)) is int and count > 0:
-            return count
-    return 0
+def head_config(kind: str, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The configuration as one level, with the sizes of the head's own layers; `names` are those of its tensors.
 
-
-def head_config(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as one level, with the sizes of the head's own layers.
-
-    Speculators' files have those of the layers below `transformer_layer_config`; Medusa's heads have no attention.
+    Speculators' files have those of the layers below `transformer_layer_config`; kinds of LAST_STATE have no attention.
     """
     layers = config.get("transformer_layer_config")
     found = {**(layers if isinstance(layers, Mapping) else {}), **config}
-    if kind == "medusa":
+    if kind == "mlp_speculator":
+        found = {"hidden_size": config.get("emb_dim"), **found}
+    if kind in LAST_STATE:
         return {"num_attention_heads": 1, "max_position_embeddings": 1 << 30, **found, "num_hidden_layers": 1}
     if kind == "mtp":
-        return {**found, "num_hidden_layers": mtp_layers(config) or 1}
+        return of_one_layer(found, names)
     return {"num_hidden_layers": 1, **found}
 
 

@@ -95,6 +95,7 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "KimiK25ForConditionalGeneration": Family("deepseek.build_v3", nested="text_config", facts=_LATENT),
         "KimiK2ForCausalLM": Family("deepseek.build_v3", facts=_LATENT),
         "Qwen2ForCausalLM": Family("qwen2.build", facts=_QWEN),
+        "MiMoForCausalLM": Family("qwen2.build", facts=_QWEN),
         "Qwen3ForCausalLM": Family("qwen3.build", "qwen3", facts=_QWEN3),
         "Qwen2MoeForCausalLM": Family("qwen3_moe.build_qwen2", facts=_QWEN),
         "Qwen3MoeForCausalLM": Family("qwen3_moe.build", facts=FamilyFacts(asked)),

@@ -7,11 +7,12 @@ from collections.abc import Container
 from torch import Tensor
 
 from penstock.config.errors import CheckpointError
-from penstock.layers.decoder import DecoderModel, Heads, ModelTraits
-from penstock.layers.embedding import Embedding, Head, table
+from penstock.layers.decoder import ModelTraits
+from penstock.layers.embedding import Head, table
 from penstock.layers.linear import Linear
 from penstock.layers.ops import KernelSet
-from penstock.layers.weight import Layer, Weight
+from penstock.layers.state_heads import StateHeads
+from penstock.layers.weight import Layer
 from penstock.models.blueprint import Blueprint
 from penstock.models.draft_heads import TargetFacts
 
@@ -39,17 +40,16 @@ class MedusaHead(Layer):
         return self.logits(hidden)
 
 
-class MedusaHeads(DecoderModel):
-    """All of them; of a model they have nothing else."""
+class MedusaHeads(StateHeads):
+    """All of them."""
 
-    def __init__(self, kernels: KernelSet, heads: tuple[MedusaHead, ...], vocab: Weight, traits: ModelTraits) -> None:
-        super().__init__(kernels, Embedding(kernels, vocab), (), None, Heads(), traits)
-        del self.embedding  # tokens are none of their inputs
-        self.guesses = heads
+    def __init__(self, kernels: KernelSet, heads: tuple[MedusaHead, ...], traits: ModelTraits) -> None:
+        super().__init__(kernels, heads[0].logits.weight, traits)
+        self.heads, self.count = heads, len(heads)
 
-    def guess(self, number: int, hidden: Tensor) -> Tensor:
-        """Logits [n, vocab] of head `number` over states [n, hidden_size]."""
-        return self.guesses[number](hidden)
+    def guess(self, number: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """As StateHeads: each reads the target's state."""
+        return self.heads[number](state), state
 
 
 def build(blueprint: Blueprint, target: TargetFacts, names: Container[str]) -> MedusaHeads:
@@ -69,4 +69,4 @@ def build(blueprint: Blueprint, target: TargetFacts, names: Container[str]) -> M
     heads = tuple(MedusaHead(kernels, number, layers, target, names) for number in range(count))
     others = (r"\d+\..*",)  # heads beyond those that the configuration counts
     traits = ModelTraits(fields.integer("max_position_embeddings"), blueprint.dtype, others)
-    return MedusaHeads(kernels, heads, heads[0].logits.weight, traits)
+    return MedusaHeads(kernels, heads, traits)

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 (arXiv:2407.10671): biases on the query, key and value projections, upper layers may slide."""
+"""Qwen 2 and 2.5 (arXiv:2407.10671), MiMo (arXiv:2505.07608): biases on the query, key and value projections."""
 
 from __future__ import annotations
 
@@ -7,4 +7,6 @@ from penstock.models.blueprint import Blueprint
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    return blueprint.decoder(windows=blueprint.windows(), qkv_bias=True, output_bias=False)
+    """Upper layers may slide. MiMo's layers for multi-token prediction are `models.mtp`'s."""
+    further = (r"model\.mtp_layers\..*",)
+    return blueprint.decoder(windows=blueprint.windows(), qkv_bias=True, output_bias=False, ignorable=further)

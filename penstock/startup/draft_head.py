@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import replace
 
 import torch
@@ -15,16 +14,17 @@ from penstock.kernels.api import KernelSet
 from penstock.layers.batch import MaskKind
 from penstock.layers.draft_head import DraftHead
 from penstock.layers.part import FINAL, WHOLE, layer_input
-from penstock.models import eagle3, medusa, mtp
+from penstock.layers.state_heads import StateHeads
+from penstock.models import eagle, eagle3, medusa, mlp_speculator, mtp, redrafter
 from penstock.models.blueprint import Blueprint
-from penstock.models.draft_heads import TAPPED, TargetFacts, tapped_layers
+from penstock.models.draft_heads import LAST_STATE, TAPPED, TargetFacts, tapped_layers
 from penstock.models.fields import Fields
 from penstock.models.registry import Model
 from penstock.runtime.drafters.drafting import TappedDrafter
 from penstock.runtime.drafters.head import HeadDrafter, ParallelDrafter
 from penstock.runtime.drafters.head_blocks import HeadBlocks
 from penstock.runtime.drafters.hidden_states import Taps
-from penstock.runtime.drafters.medusa import MedusaDrafter
+from penstock.runtime.drafters.last_state import LastStateDrafter
 from penstock.runtime.executor import make_executor
 from penstock.runtime.places import place_of
 from penstock.runtime.sampler import Sampler
@@ -33,7 +33,7 @@ from penstock.startup.draft_room import DraftNeeds, logits_at_once
 from penstock.startup.draft_spec import DraftSpec, draft_memory, draft_traits
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.draft_heads import check_numbers, draft_ids, head_files, kind_of
+from penstock.weights.draft_heads import HeadFiles, check_numbers, draft_ids, head_files, kind_of
 from penstock.weights.loader import load_weights
 from penstock.weights.weight_plan import LoadTarget, plan_weights, planned_bytes
 
@@ -54,9 +54,9 @@ def head_of(
         files = head_files(checkpoint, kind)
         with torch.device(options.torch_device):
             fields = Fields(files.config, f"{files.path}: config.json")
-            model = _declared(kind, fields, kernels, options, facts, files.tensors)
+            model = _declared(files, fields, kernels, options, facts)
         draft_ids(files, facts)
-        most = len(model.guesses) if isinstance(model, medusa.MedusaHeads) else asked.num_speculative_tokens
+        most = model.count if isinstance(model, StateHeads) else asked.num_speculative_tokens
         if asked.num_speculative_tokens > most:
             raise CheckpointError(
                 f"num_speculative_tokens is {asked.num_speculative_tokens}, and there are {most} heads, each for one."
@@ -80,14 +80,14 @@ def load_head(
     head, files = draft.model, draft.files
     device = torch.device(options.torch_device)
     assert files is not None and options.max_num_batched_tokens
-    if isinstance(head, DraftHead):
+    if isinstance(head, (DraftHead, StateHeads)):
         head.share(target)
     load_weights(head, files, draft.weights)
     head.place(device)
     traits = draft_traits(draft, target, options, plan)
     sampler = Sampler(target.vocab_size, rows, kernels.sampling(), watermark_key=options.watermark_key)
-    if isinstance(head, medusa.MedusaHeads):
-        return MedusaDrafter(head, sampler, place_of(device), traits)
+    if isinstance(head, StateHeads):
+        return LastStateDrafter(head, sampler, place_of(device), traits)
     assert isinstance(head, DraftHead)
     memory = draft_memory(draft, target, kernels, options, plan, rows)
     ids = draft_ids(files, TargetFacts(hidden_size(target), target.vocab_size, len(target.blocks)))
@@ -110,21 +110,27 @@ def hidden_size(model: Model) -> int:
 
 
 def _declared(
-    kind: str, fields: Fields, kernels: KernelSet, options: EngineOptions, target: TargetFacts, names: Container[str]
+    files: HeadFiles, fields: Fields, kernels: KernelSet, options: EngineOptions, target: TargetFacts
 ) -> Model:
-    dtype = getattr(torch, options.dtype)
-    if kind == "mtp":
-        return mtp.build(fields.values, kernels, dtype, options.max_model_len, target, names)
+    dtype, names = getattr(torch, options.dtype), files.tensors
+    if files.layout is not None:
+        return mtp.build(fields.values, kernels, dtype, options.max_model_len, target, names, files.layout)
     blueprint = Blueprint.read(fields, kernels, dtype, options.max_model_len)
-    if kind == "medusa":
+    if files.kind == "medusa":
         return medusa.build(blueprint, target, names)
-    return eagle3.build(blueprint, target, names, kind == "p-eagle")
+    if files.kind == "mlp_speculator":
+        return mlp_speculator.build(blueprint, target, names)
+    if files.kind == "redrafter":
+        return redrafter.build(blueprint, target)
+    if files.kind == "eagle":
+        return eagle.build(blueprint, target, names)
+    return eagle3.build(blueprint, target, names, files.kind == "p-eagle")
 
 
 def _taps(kind: str, fields: Fields, target: TargetFacts) -> Taps:
     if kind in TAPPED:
         return Taps(tuple(layer_input(layer) for layer in tapped_layers(fields, target)))
-    return Taps((FINAL,), every=kind == "mtp")
+    return Taps((FINAL,), every=kind not in LAST_STATE)
 
 
 def _check_target(target: Model, options: EngineOptions, kind: str) -> None:
@@ -133,7 +139,7 @@ def _check_target(target: Model, options: EngineOptions, kind: str) -> None:
         raise CheckpointError("the target does not make text, token after token.")
     if target.runs:
         raise CheckpointError(f"the target's hidden states cannot be read: {target.runs}.")
-    if kind != "medusa" and every_position(group_layers(target.cache_specs)) is None:
+    if kind not in LAST_STATE and every_position(group_layers(target.cache_specs)) is None:
         raise CheckpointError(
             "every layer of the target forgets what lies before its window, and drafts share those blocks."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy.typing as npt
 
 from penstock.config.errors import CheckpointError, quoted
 from penstock.config.resolve import ModelFacts
-from penstock.models.draft_heads import TargetFacts, head_config, head_kind, mtp_layers
+from penstock.models.draft_heads import LAST_STATE, TargetFacts, head_config, head_kind
+from penstock.models.mtp_layouts import MtpLayout, mtp_names
 from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.quant.tensor import StoredTensor, TensorInfo
 from penstock.weights.checkpoint import Checkpoint, text_config
@@ -20,6 +22,10 @@ from penstock.weights.facts import model_facts
 
 _FLOATS: Final = ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2")
 _LOOKED_AT: Final = 1 << 22  # values at a time
+_EMBEDDINGS: Final = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+_TABLES: Final = MappingProxyType(
+    {"embed_tokens.weight": _EMBEDDINGS, "lm_head.weight": ("lm_head.weight", *_EMBEDDINGS)}
+)
 
 
 @dataclass(slots=True)
@@ -28,11 +34,12 @@ class HeadFiles:
 
     Attributes:
         kind: one of `config.speculation.HEADS`.
-        prefix: what its tensors' names begin with in the whole, and lack here.
+        stored: names of its tensors, and what they are called in the whole.
+        layout: of a layer for multi-token prediction.
     """
 
     kind: str
-    prefix: str
+    stored: Mapping[str, str]
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
@@ -40,19 +47,20 @@ class HeadFiles:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     _whole: Checkpoint
+    layout: MtpLayout | None = None
 
     def read(self, name: str) -> StoredTensor:
         """As Checkpoint."""
-        return self._whole.read(self.prefix + name)
+        return self._whole.read(self.stored[name])
 
     def facts(self) -> ModelFacts:
-        """Sizes, for planning: of a Medusa head no layer keeps anything.
+        """Sizes, for planning: of heads that read the last state alone no layer keeps anything.
 
         Raises:
             CheckpointError: as `model_facts`.
         """
         facts = model_facts(self)
-        return replace(facts, layers=()) if self.kind == "medusa" else facts
+        return replace(facts, layers=()) if self.kind in LAST_STATE else facts
 
 
 def kind_of(checkpoint: Checkpoint, method: str) -> str | None:
@@ -61,8 +69,8 @@ def kind_of(checkpoint: Checkpoint, method: str) -> str | None:
     Raises:
         CheckpointError: it is another than that.
     """
-    found = head_kind(checkpoint.config)
-    if found is None and method == "mtp" and mtp_layers(text_config(checkpoint.config)):
+    found = head_kind(checkpoint.config, checkpoint.tensors)
+    if found is None and method == "mtp" and mtp_names(text_config(checkpoint.config), checkpoint.tensors):
         found = "mtp"
     if method == "draft_model" or method == found or (method, found) == ("eagle3", "p-eagle"):
         return found
@@ -70,7 +78,10 @@ def kind_of(checkpoint: Checkpoint, method: str) -> str | None:
     if found is not None:
         why = f"is a head for method {found}"
     elif method == "mtp":
-        why = "has no layers for multi-token prediction: num_nextn_predict_layers is missing or 0"
+        why = (
+            "has no layer for multi-token prediction: its files have none of the tensors mtp.fc, eh_proj behind the "
+            "last layer, model.mtp_layers.0.input_proj and model.mtp_linear_proj.0. Copies without it are common"
+        )
     else:
         why = f"is no such head: architectures is {quoted(str(named), 80)}"
     raise CheckpointError(f"{checkpoint.path} {why}, and method {method} was asked for.")
@@ -78,15 +89,17 @@ def kind_of(checkpoint: Checkpoint, method: str) -> str | None:
 
 def head_files(checkpoint: Checkpoint, kind: str) -> HeadFiles:
     """What of a checkpoint is the head."""
-    prefix = "mtp." if kind == "mtp" else ""
-    names = (name for name in checkpoint.tensors if name.startswith(prefix))
-    tensors = {name[len(prefix) :]: checkpoint.tensors[name] for name in names}
-    config = head_config(kind, text_config(checkpoint.config))
+    layout, stored = None, {name: name for name in checkpoint.tensors}
+    if kind == "mtp" and (found := mtp_names(text_config(checkpoint.config), checkpoint.tensors)) is not None:
+        layout, stored = found
+        stored = {name: whole for name, whole in stored.items() if not _copied(checkpoint, name, whole)}
+    tensors = {name: checkpoint.tensors[whole] for name, whole in stored.items()}
+    config = head_config(kind, text_config(checkpoint.config), tensors)
     if kind == "medusa":
         config = {**_medusa_sizes(config, tensors), **config}
     return HeadFiles(
         kind,
-        prefix,
+        stored,
         checkpoint.path,
         config,
         checkpoint.generation_config,
@@ -94,6 +107,20 @@ def head_files(checkpoint: Checkpoint, kind: str) -> HeadFiles:
         checkpoint.metadata,
         tensors,
         checkpoint,
+        layout,
+    )
+
+
+def _copied(checkpoint: Checkpoint, name: str, stored: str) -> bool:
+    """Whether a head's table is one of its target's once more, so that the target's is used (DeepSeek-V3's, GLM's)."""
+    of = next((table for table in _TABLES.get(name, ()) if table in checkpoint.tensors), stored)
+    one, other = checkpoint.tensors[stored], checkpoint.tensors[of]
+    if of == stored or (one.format, one.shape) != (other.format, other.shape):
+        return False
+    ours, theirs = checkpoint.read(stored).data, checkpoint.read(of).data
+    return all(
+        np.array_equal(ours[begin : begin + _LOOKED_AT], theirs[begin : begin + _LOOKED_AT])
+        for begin in range(0, len(ours), _LOOKED_AT)
     )
 
 

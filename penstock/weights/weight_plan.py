@@ -95,7 +95,9 @@ class WeightPlan:
         """An estimate of what it takes in memory."""
         if self.weight.pack is None:
             return prod(self.weight.shape) * self.dtype.itemsize
-        return int(sum(self._bytes(source, form) for source, form in zip(self.sources, self.forms, strict=True)))
+        stored = sum(self._bytes(source, form) for source, form in zip(self.sources, self.forms, strict=True))
+        values = sum(prod(source.part.shape) for source in self.sources)
+        return int(stored * min(1.0, prod(self.weight.shape) / max(1, values)))  # it may take a part of a tensor
 
     def _bytes(self, source: Source, form: Form | None) -> float:
         values = prod(source.part.shape)

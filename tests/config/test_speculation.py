@@ -33,7 +33,7 @@ def test_what_is_said() -> None:
         ("[1]", "a JSON object"),
         ("[" * 100_000, "a JSON object"),
         ("{}", "method is null"),
-        ('{"method": "magic"}', 'or medusa or p-eagle or ngram or suffix, but method is "magic"'),
+        ('{"method": "magic"}', 'or mlp_speculator or redrafter or ngram or suffix, but method is "magic"'),
         ('{"method": "dflash", "model": "m"}', "dflash is not here yet"),
         ('{"method": "eagle3"}', "model, the draft model's folder, .gguf file or name, but it is null"),
         ('{"method": "medusa", "model": "m", "prompt_lookup_min": 2}', "but not prompt_lookup_min"),

@@ -131,11 +131,17 @@ def covering() -> list[Cell]:
 class AnyDepths(FixedDepths):
     """Asks for some slots, for some drafts, and verifies some of those: whatever a controller may choose."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rests: bool) -> None:
+        """`rests`: now and then nobody is asked or told for some steps; a model has to be told always."""
         super().__init__()
-        self._dice = random.Random(seed)
+        self._dice, self._rests = random.Random(seed), rests
+
+    def rest(self) -> int:
+        return self._dice.randint(0, 4) if self._rests else 0
 
     def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
+        if self._rests and self._dice.random() < 0.2:
+            return {}
         return {slot: self._dice.randint(1, length) for slot, length in most.items() if self._dice.random() < 0.8}
 
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
@@ -237,6 +243,9 @@ class Workshop:
         for engine, _ in self._engines.values():
             engine.close()
 
+    def _depths(self, cell: Cell, seed: int) -> FixedDepths:
+        return AnyDepths(seed, cell.drafter != "draft_model") if cell.depths == "any" else FixedDepths()
+
     def check(self, cell: Cell) -> EngineStats:
         """Answers of rounds with other seeds until drafts were accepted and rejected: each is the one without drafts.
 
@@ -251,7 +260,7 @@ class Workshop:
         before, met = engine.stats(), False
         for number in range(_MOST_ROUNDS):
             seed = 100 * number + 7
-            engine.runner._drafting._depths = AnyDepths(seed) if cell.depths == "any" else FixedDepths()
+            engine.runner._drafting._depths = self._depths(cell, seed)
             client = Stepped(engine, info, frozenset(range(2, 90, 5) if cell.state == "preempted" else ()))
             if cell.state != "hit":
                 engine.scheduler.cache.clear()

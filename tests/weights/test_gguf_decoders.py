@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from penstock.weights.open import open_checkpoint
 from penstock.weights.readers.gguf_file import read_gguf_file
 from tests.models import tiny
 from tests.models.harness import Harness, check_logits, load
+from tests.runtime.drafters.test_mtp_layouts import LAYOUTS, compare, publish
 
 Arrays = dict[str, np.ndarray]
 A = gguf.MODEL_ARCH
@@ -317,14 +319,18 @@ def test_fused_projections(tmp_path: Path, write_gguf: Callable[..., Path]) -> N
     check_logits(write_gguf(tmp_path / "n.gguf", "dots1", metadata(A.DOTS1, theirs.config), found), theirs)
 
 
-def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
-    theirs = tiny.save("glm4-moe", tmp_path / "hf")
-    found = tensors(A.GLM4_MOE, stored_arrays(tmp_path / "hf"), theirs.config)
-    found |= {key.replace("blk.2.", "blk.3."): part for key, part in found.items() if key.startswith("blk.2.")}
-    found["blk.3.nextn.eh_proj.weight"] = np.ones((36, 72), np.float32)
-    further = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
-    pairs = metadata(A.GLM4_MOE, theirs.config) | further
-    check_logits(write_gguf(tmp_path / "m.gguf", "glm4moe", pairs, found), theirs)
+def test_a_layer_that_predicts_further_tokens_drafts(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    """The model goes without it; a further one behind it is left out."""
+    reference = publish(LAYOUTS["glm4-moe"], tmp_path / "hf")
+    config = copy.deepcopy(reference.target.config)
+    config.num_hidden_layers = 4
+    found = tensors(A.GLM4_MOE, stored_arrays(tmp_path / "hf"), config)
+    assert {key for key in found if "nextn" in key} >= {"blk.3.nextn.eh_proj.weight", "blk.3.nextn.enorm.weight"}
+    found["blk.4.nextn.eh_proj.weight"] = np.ones((36, 72), np.float32)
+    further = {"glm4moe.block_count": 5, "glm4moe.nextn_predict_layers": 2}
+    file = write_gguf(tmp_path / "m.gguf", "glm4moe", metadata(A.GLM4_MOE, reference.target.config) | further, found)
+    check_logits(file, reference.target)
+    compare(file, reference.drafts, "mtp")
 
 
 BLOCKS = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}

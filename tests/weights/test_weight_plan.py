@@ -15,6 +15,7 @@ from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.canonical import Affine
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
+from penstock.layers.draft_head import PairedLinear
 from penstock.layers.weight import Weight, WeightPart
 from penstock.models.registry import build_model
 from penstock.quant.tensor import TensorInfo
@@ -22,7 +23,15 @@ from penstock.weights import loader
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
 from penstock.weights.sources import Source
-from penstock.weights.weight_plan import Form, LoadTarget, WeightPlan, decide, decoded_formats, plan_weights
+from penstock.weights.weight_plan import (
+    Form,
+    LoadTarget,
+    WeightPlan,
+    decide,
+    decoded_formats,
+    plan_weights,
+    planned_bytes,
+)
 from tests.models import tiny
 
 BFLOAT16 = LoadTarget(torch.bfloat16)
@@ -68,6 +77,19 @@ def test_only_floats_that_may_be_are_quantised(kernels: KernelSet) -> None:
     kept = plan(kernels, floats, target, quantize_policy="kept")
     assert kept.forms[0].encoded == "" and kept.nbytes == 2 * 64 * 256
     assert plan(kernels, floats).nbytes > plan(kernels, floats, target).nbytes == int(64 * 256 * 4.5 / 8)
+
+
+def test_two_weights_that_share_a_tensor_count_it_once(kernels: KernelSet) -> None:
+    """A head's first layer multiplies each half of its matrices by itself."""
+    info, layer = (
+        TensorInfo("a.weight", (24, 512), "bf16", 24_576),
+        PairedLinear(kernels, (("a", 24),), 256, bias=False),
+    )
+    plans = []
+    for weight in (layer.first, layer.weight):
+        source = Source(weight.parts[0], info.name, {"": info})
+        plans.append(WeightPlan(weight, (source,), (), BFLOAT16).quantized(None))
+    assert planned_bytes(plans) == 24_576
 
 
 @pytest.mark.parametrize("quantize", [None, "q8_0"])

@@ -36,8 +36,16 @@ LAYER_NAMES: Mapping[str, str] = MappingProxyType(
         "ffn_gate": "mlp.gate_proj",
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
+        "nextn.eh_proj": "eh_proj",
+        "nextn.enorm": "enorm",
+        "nextn.hnorm": "hnorm",
+        "nextn.embed_tokens": "embed_tokens",
+        "nextn.shared_head_norm": "shared_head.norm",
+        "nextn.shared_head_head": "shared_head.head",
     }
 )
+PREDICTS = ("glm4moe",)
+"""Architectures whose layer behind the last drafts as it does in Hugging Face's files (models.mtp_layouts)."""
 
 
 @dataclass(frozen=True, slots=True)

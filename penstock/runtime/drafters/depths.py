@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
+from math import ceil
 from typing import Final, Protocol
 
 from penstock.core.policies.step_cost import DraftPrices, StepCost, StepShape
@@ -27,6 +28,8 @@ _LEAST_GAIN: Final = 1.02  # tokens a second with drafts over without, below whi
 _HOPELESS: Final = 0.02  # probability of a draft below which it is not thought about
 _TIMED: Final = 9  # proposals whose median time is believed
 _LOOKS: Final = 0.005  # of a step's time, for looking at slots that had nothing of it lately
+_MOST_LOOKS: Final = 4.0  # steps, for the time of which looks may go on before they have brought anything
+_QUIET: Final = 64  # steps at most that nothing is asked nor learned at a time, where there is no time for it
 _LONGEST_REST: Final = 32  # steps that a slot without useful drafts is not looked at, where there are many
 _TIMED_LEAST: Final = 3  # and how many of them, before which one draft of each sequence is made
 _TRIES: Final = 0.008  # of the time of steps, for trying what does not seem to pay
@@ -84,6 +87,9 @@ class Depths(Protocol):
     def chosen(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """Those that are verified, cut to the length that pays."""
 
+    def rest(self) -> int:
+        """For how many steps nothing would be wanted, so that nobody asks; they count as if they had been told of."""
+
 
 class FixedDepths:
     """All that a drafter makes, always."""
@@ -114,6 +120,10 @@ class FixedDepths:
         """As Depths."""
         self.decisions["verified"] += len(drafts)
         return drafts
+
+    def rest(self) -> int:
+        """As Depths."""
+        return 0
 
 
 @dataclass(slots=True)
@@ -202,6 +212,7 @@ class PricedDepths:
         self._trying = False  # whether that is a try
         self._clock = self._most_drafts = 0
         self._looked, self._look_s = 0, 0.0  # slots that the drafter looks at, and what it takes for one
+        self._looking: float | None = None  # seconds there are for looks: a share of steps, and what drafts have saved
         self._drafted = 0  # steps since one without drafts
 
     def begin(self, new: NewSequence) -> None:
@@ -219,7 +230,10 @@ class PricedDepths:
         self._most_drafts = max(self._most_drafts, 2 * self._shape.drafts)
         self._drafted = self._drafted + 1 if self._shape.drafts else 0
         if self._shape.drafts and not self._shape.prompt:
-            self._account.saved -= seconds - self._plain_s
+            self._earn(self._plain_s - seconds)
+        if not self._shape.prompt:
+            most = _MOST_LOOKS * seconds
+            self._looking = most if self._looking is None else min(self._looking + _LOOKS * seconds, most)
         self._account.step(seconds)
         self._saved = min(self._saved + _TRIES * seconds, _MOST_TRIES * self._try_s)
 
@@ -237,14 +251,32 @@ class PricedDepths:
             if not right:
                 break
         accepted = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(known.verified, tokens, strict=False)))
-        self._account.saved += accepted * known.token_s
+        self._earn(accepted * known.token_s)
         known.verified = ()
+
+    def _earn(self, seconds: float) -> None:
+        """Time that drafts have saved, or taken."""
+        self._account.saved += seconds
+        self._looking = (self._looking or 0.0) + seconds
+
+    def rest(self) -> int:
+        """As Depths: while there is a pause, or no time for looks. What a model drafts with has to be told of all."""
+        if self._drafting is not None:
+            return 0
+        lacking = -(self._looking or 0.0) / (_LOOKS * self._step_s)
+        steps = min(max(self._account.pause, ceil(max(0.0, lacking))), _QUIET)
+        self._account.pause = max(0, self._account.pause - steps)
+        self._looking = (self._looking or 0.0) + steps * _LOOKS * self._step_s
+        return steps
 
     def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
         """As Depths."""
         self._asked, self._trying = frozenset(), False
         if self._account.pause:
             self.decisions["loss"] += len(most)
+            return {}
+        if self._drafting is None and (self._looking or 0.0) < 0.0:
+            self.decisions["resting"] += len(most)
             return {}
         if self._drafted >= _PLAIN_EVERY and not self._prices(0).seen:
             self.decisions["tried"] += len(most)
@@ -273,6 +305,7 @@ class PricedDepths:
     def took(self, seconds: float, longest: int) -> None:
         """As Depths."""
         if self._drafting is None:
+            self._earn(-seconds)
             if self._looked:
                 each = seconds / self._looked  # the first of a sequence takes longer, and may be all there was
                 self._look_s = min(each, self._look_s + (each - self._look_s) / _TIMED)

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.core.protocol import NewSequence, ScheduledTokens, StepPlan
+from penstock.core.protocol import ScheduledTokens, StepPlan
 from penstock.runtime.drafters.draft_blocks import DraftBlocks
-from penstock.runtime.drafters.draft_draws import DraftDraws, DraftedRow, DraftTraits
+from penstock.runtime.drafters.draft_draws import DraftedRow, DraftTraits
 from penstock.runtime.drafters.drafter import Draft
+from penstock.runtime.drafters.row_drafter import RowDrafter
 from penstock.runtime.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -29,38 +30,16 @@ class _Row(DraftedRow):
     computed: int | None = None
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(RowDrafter[_Row]):
     """Computes what is new of a sequence, draws, and goes on with what it drew. `most` as in Drafter."""
 
     def __init__(self, executor: Executor, blocks: DraftBlocks, sampler: Sampler, traits: DraftTraits) -> None:
-        self.most = traits.most
+        super().__init__(_Row, sampler, blocks.builder.place, traits)
         self._executor = executor
         self._blocks = blocks
         self._builder = blocks.builder
-        self._draws = DraftDraws(sampler, blocks.builder.place, traits)
-        self._traits = traits
         self._decoding = executor.decoding(blocks.builder)
-        self._rows: dict[int, _Row] = {}
         self._unasked = 0
-
-    def begin(self, new: NewSequence) -> None:
-        """As Drafter. Nothing is drafted for sequences with media, longer than the model takes, or with tokens that it
-        does not have."""
-        self._rows.pop(new.slot, None)
-        if (begun := self._draws.begin(new)) is not None:
-            self._rows[new.slot] = _Row(*begun)
-
-    def take(self, slot: int, tokens: Sequence[int]) -> None:
-        """As Drafter."""
-        if slot in self._rows:
-            row = self._rows[slot]
-            row.tokens += tokens
-            if self._draws.strange(tokens) or self._draws.too_long(row.tokens):
-                del self._rows[slot]
-
-    def release(self, slot: int) -> None:
-        """As Drafter."""
-        self._rows.pop(slot, None)
 
     def step(self, plan: StepPlan) -> None:
         """As Drafter: prompts are computed as their target computes them, so that no step has to do all of one."""
@@ -98,10 +77,7 @@ class DraftModelDrafter:
         going = [row for row in rows if row.new.slot in {span.slot for span in spans if span.sample}]
         while going := [going[at] for at in self._draws.draw(logits, going)]:
             logits = self._run([_ahead(row) for row in going])
-        found = [Draft(row.new.slot, tuple(row.drafts)) for row in rows]
-        for row in rows:
-            row.drafts = []
-        return [draft for draft in found if len(draft.tokens) >= max(1, self._traits.least)]
+        return self._proposed(rows)
 
     def _computed(self, row: _Row) -> int:
         """Leading tokens whose entries are there; the last known token's are never counted, since its logits are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import Protocol, TypeVar
 
@@ -55,6 +56,8 @@ class Drafting:
         self._depths: Depths = depths or FixedDepths()
         self.most = self._drafter.most if most is None else most
         self._slots: dict[int, int] = {}  # most drafts of each at a time
+        self._quiet = 0  # steps for which nobody asks for drafts
+        self._unheard: list[Iterable[SlotResult]] = []  # what those have drawn
         self._failures = 0
         self._drift = Drift()
         self._ended = perf_counter()  # when the last step's drafts were made
@@ -72,6 +75,7 @@ class Drafting:
 
     def add_row(self, new: NewSequence) -> None:
         """A sequence takes a slot."""
+        self._hear()
         if new.speculate and new.pooling is None and self._drafter.most:
             self._slots[new.slot] = min(new.speculate, self._drafter.most)
             self._depths.begin(new)
@@ -79,12 +83,17 @@ class Drafting:
 
     def release_row(self, slot: int) -> None:
         """A slot is free again."""
+        self._hear()
         if self._slots.pop(slot, None) is not None:
             self._depths.release(slot)
             self._guarded(None, self._drafter.release, slot)
 
     def take(self, slot: int, tokens: Sequence[int]) -> None:
         """Tokens of a slot that are known, drawn or not."""
+        self._hear()
+        self._take(slot, tokens)
+
+    def _take(self, slot: int, tokens: Sequence[int]) -> None:
         if slot in self._slots:
             self._depths.take(slot, tokens)
             self._guarded(None, self._drafter.take, slot, tokens)
@@ -98,6 +107,11 @@ class Drafting:
         """A step's result with what may follow what it has drawn."""
         if not self.most and not self._failures:
             return result
+        if self._quiet:
+            self._quiet -= 1
+            self._unheard.append(drawn)
+            self._ended = perf_counter()
+            return result
         nothing: tuple[Proposal, ...] = ()
         proposals = self._guarded(nothing, self._proposed, plan, result, drawn)
         self._ended = perf_counter()
@@ -108,7 +122,23 @@ class Drafting:
         decisions = tuple(self._depths.decisions.items())
         return DraftFigures(self._failures, decisions, self._drift.now, self._drift.usually)
 
+    def _hear(self) -> None:
+        """Tells what was drawn while nobody asked: once for each slot."""
+        if not self._unheard:
+            return
+        unheard, self._unheard = self._unheard, []
+        said: dict[int, list[int]] = {}
+        for one in chain.from_iterable(unheard):
+            if one.tokens and one.slot in self._slots:
+                said.setdefault(one.slot, []).extend(one.tokens)
+                self._depths.decisions["resting"] += 1
+            else:
+                self._depths.decisions["request"] += bool(one.tokens)
+        for slot, tokens in said.items():
+            self._take(slot, tokens)
+
     def _proposed(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> tuple[Proposal, ...]:
+        self._hear()
         started = perf_counter()
         seconds = self._whole(plan, result.timings, started)
         self._drafter.step(plan)
@@ -120,7 +150,7 @@ class Drafting:
             if one.tokens and one.slot in self._slots:
                 if one.slot in verified:
                     self._drift.add(len(one.tokens) - 1)
-                self.take(one.slot, one.tokens)
+                self._take(one.slot, one.tokens)
                 asking[one.slot] = self._slots.get(one.slot, 0)
             else:
                 others += bool(one.tokens)
@@ -129,11 +159,12 @@ class Drafting:
         self.cost.learn(plan, StepTimings(forward=seconds))
         self._depths.step(plan, seconds)
         if not self._slots or not (wanted := self._depths.wanted(asking)):
+            self._quiet = self._depths.rest()
             return ()
         started = perf_counter()
         drafts = self._drafter.propose(wanted)
-        self._depths.took(perf_counter() - started, max((len(draft.tokens) for draft in drafts), default=0))
         chosen = self._depths.chosen(drafts)
+        self._depths.took(perf_counter() - started, max((len(draft.tokens) for draft in drafts), default=0))
         return tuple(Proposal(draft.slot, draft.tokens, draft.parents) for draft in chosen)
 
     def _whole(self, plan: StepPlan, timings: StepTimings, now: float) -> float:

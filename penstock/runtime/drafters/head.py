@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.protocol import NewSequence, ScheduledTokens, StepPlan
+from penstock.core.protocol import ScheduledTokens, StepPlan
 from penstock.layers.draft_head import DraftHead
 from penstock.layers.part import LayerStates
 from penstock.models.eagle3 import ParallelHead
-from penstock.runtime.drafters.draft_draws import DraftDraws, DraftedRow, DraftTraits
+from penstock.runtime.drafters.draft_draws import DraftedRow, DraftTraits
 from penstock.runtime.drafters.drafter import Draft
 from penstock.runtime.drafters.head_blocks import HeadBlocks
 from penstock.runtime.drafters.hidden_states import Pending, Tapped, Taps, of_spans
+from penstock.runtime.drafters.row_drafter import RowDrafter
 from penstock.runtime.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class _Span:
     drawn: int
 
 
-class HeadDrafter:
+class HeadDrafter(RowDrafter[_Row]):
     """Makes what is missing of a sequence's entries, draws, and goes on with what it drew. `most` as in Drafter.
 
     Attributes:
@@ -78,34 +79,19 @@ class HeadDrafter:
         ids: Tensor | None = None,
     ) -> None:
         """`ids` [draft vocabulary]: the target's id of each of the head's; None where they are the same."""
-        self.most, self.taps = traits.most, taps
+        super().__init__(_Row, sampler, blocks.builder.place, traits)
+        self.taps = taps
         self._head, self._executor = head, executor
         self._blocks = blocks
         self._place = blocks.builder.place
-        self._draws = DraftDraws(sampler, self._place, traits)
-        self._traits = traits
         self._ids = ids
         self._wide: Tensor | None = None  # logits over the target's vocabulary
-        self._rows: dict[int, _Row] = {}
         self._unasked = 0
-
-    def begin(self, new: NewSequence) -> None:
-        """As Drafter."""
-        self._rows.pop(new.slot, None)
-        if (begun := self._draws.begin(new)) is not None:
-            self._rows[new.slot] = _Row(*begun)
-
-    def take(self, slot: int, tokens: Sequence[int]) -> None:
-        """As Drafter."""
-        if slot in self._rows:
-            row = self._rows[slot]
-            row.tokens += tokens
-            if self._draws.strange(tokens) or self._draws.too_long(row.tokens):
-                del self._rows[slot]
 
     def release(self, slot: int) -> None:
         """As Drafter: what is known of the sequence's last tokens is there for who goes on from them."""
-        row = self._rows.pop(slot, None)
+        row = self._rows.get(slot)
+        super().release(slot)
         asked = self._unasked <= _UNASKED
         if row is not None and row.seen and asked and self._ready(row) > row.pending.begin:
             self._run([self._known(row, self._ready(row))])
@@ -158,10 +144,7 @@ class HeadDrafter:
         if spans:
             logits, hidden = self._run(spans)
             self._draft(logits, hidden, going)
-        found = [Draft(row.new.slot, tuple(row.drafts)) for row in rows]
-        for row in rows:
-            row.drafts = []
-        return [draft for draft in found if len(draft.tokens) >= max(1, self._traits.least)]
+        return self._proposed(rows)
 
     def _draft(self, logits: Any, hidden: Any, rows: list[_Row]) -> None:
         """Draws the rows' drafts, the first from these logits [rows, vocab]; they go on from hidden [rows, size]."""

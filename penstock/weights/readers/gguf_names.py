@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config.errors import CheckpointError, quoted
-from penstock.models.gguf.layouts import TensorLayout, layout_of
+from penstock.models.gguf.layouts import PREDICTS, TensorLayout, layout_of
 from penstock.quant.formats import FORMATS, decode_to_float32, mxfp4
 from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import TensorInfo
@@ -317,12 +317,12 @@ def _split(tensor: GgufTensor, config: Mapping[str, Any]) -> Iterator[VirtualTen
         start = taken.stop
 
 
-def _unused(tensor: GgufTensor, config: Mapping[str, Any]) -> bool:
-    """Whether the model has no use for a tensor, or the config says the same."""
+def _unused(tensor: GgufTensor, config: Mapping[str, Any], predicts: bool) -> bool:
+    """Whether neither the model nor what drafts for it has a use for a tensor, or the config says the same."""
     if tensor.name in _ROPE and _explained(tensor, config):
         return True
     block = _BLOCK.match(tensor.name) if config.get("num_nextn_predict_layers") else None
-    if block and int(block[1]) >= config["num_hidden_layers"]:
+    if block and int(block[1]) >= config["num_hidden_layers"] + predicts:
         return True  # predicts further tokens
     return tensor.name == "cls.output.weight" and "classifier_from_token" in config  # two rows of the embedding
 
@@ -367,7 +367,7 @@ def hugging_face_tensors(
         if len(found) > _MAX_TENSORS:
             raise CheckpointError(f"with each expert on its own the file holds more than {_MAX_TENSORS} tensors.")
         stacked = _STACKED.fullmatch(tensor.name)
-        if _unused(tensor, config):
+        if _unused(tensor, config, arch in PREDICTS):
             continue
         if stacked and model.layout.joint_experts:
             stacks.setdefault(stacked[1], {})[stacked[2], stacked[3]] = tensor

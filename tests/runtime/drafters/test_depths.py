@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
 from penstock.config.sampling import SamplingParams
 from penstock.core.policies.step_cost import DraftPrices, Estimate, LearnedStepCost, StepShape
-from penstock.core.protocol import NewSequence, ScheduledTokens, StepPlan, StepTimings
+from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
 from penstock.runtime.drafters.depths import PricedDepths
 from penstock.runtime.drafters.drafter import Draft
+from penstock.runtime.drafters.drafting import Drafting
+from penstock.runtime.drafters.lookup import SuffixDrafter
 
 
 class Known:
@@ -242,3 +245,72 @@ def test_a_price_from_a_busy_time_is_put_right_by_trying() -> None:
         verified.append(taken)
     assert sum(verified[1000:2000]) < 60
     assert sum(verified[-500:]) > 500 * 4
+
+
+def looked_at(right: float, look_s: float, steps: int = 600) -> tuple[float, float, PricedDepths]:
+    """Seconds of steps and of looks, where a look takes so many; 0.001 a step, of up to four tokens."""
+    dice, depths = random.Random(5), PricedDepths(Known(0.001, 0.0))
+    depths.begin(new(0))
+    time, looks, taken, step = 0.0, 0.0, 0, 0
+    while step < steps:
+        depths.step(plan_of(1, {0: taken}), 0.001)
+        time, step = time + 0.001, step + 1
+        wanted = depths.wanted({0: 3})
+        drafts = [Draft(0, (1, 1, 1))] if wanted else []
+        if wanted:
+            looks += look_s
+        chosen = depths.chosen(drafts)
+        if wanted:
+            depths.took(look_s, 3)
+        taken = sum(len(draft.tokens) for draft in chosen)
+        skipped = 0 if wanted else depths.rest()
+        time, step = time + 0.001 * skipped, step + skipped
+        accepted = 0
+        while accepted < taken and dice.random() < right:
+            accepted += 1
+        depths.take(0, [1] * accepted + [0] * (1 + skipped))
+    return time, looks, depths
+
+
+def test_looks_that_bring_nothing_end() -> None:
+    """They are dear beside a small model's step: a look takes half as long here."""
+    time, looks, _ = looked_at(0.0, 0.0005)
+    assert 0.001 <= looks <= 0.012 * time
+    time, looks, _ = looked_at(1.0, 0.0005)
+    assert looks > 0.3 * time  # where they pay they go on
+
+
+def test_a_rest_is_as_if_steps_had_been_told_of() -> None:
+    """What a model drafts with is asked always: it has to compute what it is told of."""
+    _, _, depths = looked_at(0.0, 0.01)
+    assert depths.rest() == 64
+    assert PricedDepths(Known(0.001, 0.0), drafting_costs=True).rest() == 0
+
+
+def test_what_is_drawn_while_nobody_asks_is_told_before_anything_else() -> None:
+    """In its order: before forced tokens, before a sequence leaves or comes."""
+    drafter, depths = SuffixDrafter(4, 1), PricedDepths(Known(1.0, 0.0))
+    drafting = Drafting(drafter, depths)
+    drafting.add_row(replace(new(0), prompt_ids=(5, 6, 7)))
+    drafting.add_row(replace(new(1), prompt_ids=(8,)))
+    depths.took(1e9, 0)  # there is no time for looks
+
+    def drawn(*slots: int, token: int) -> None:
+        results = tuple(SlotResult(slot, (token,)) for slot in slots)
+        plan = plan_of(2)
+        assert drafting.propose(plan, StepResult(0, results), results).proposals == ()
+
+    drawn(0, 1, token=1)
+    for token in (2, 3):
+        drawn(0, 1, token=token)
+    drafting.take(0, (9,))  # forced
+    assert drafter._histories[0].ids.tolist() == [5, 6, 7, 1, 2, 3, 9]
+    drawn(0, 1, token=4)
+    drafting.release_row(1)
+    drawn(0, token=5)
+    drafting.add_row(replace(new(1), prompt_ids=(8, 8)))
+    drawn(0, 1, token=6)
+    drafting.take(1, (7,))
+    assert drafter._histories[0].ids.tolist() == [5, 6, 7, 1, 2, 3, 9, 4, 5, 6]
+    assert drafter._histories[1].ids.tolist() == [8, 8, 6, 7]
+    assert depths.decisions == {"loss": 2, "resting": 9}
