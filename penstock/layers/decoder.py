@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv.cache_spec import CacheSpec
+from penstock.kernels.adapters import TokenAdapters
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import Batch, LayerCache, MaskKind
 from penstock.layers.classifier import Classifier, Projection
@@ -349,7 +350,7 @@ class DecoderModel(Layer):
         return hidden
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Rows int64 of `forward`'s hidden [L, hidden_size] → [rows, vocab_size] float32."""
+    def logits(self, hidden: Tensor, rows: Tensor, adapters: TokenAdapters | None = None) -> Tensor:
+        """Rows int64 of `forward`'s hidden [L, hidden_size] → [rows, vocab_size] float32; `adapters` of these rows."""
         assert self.head is not None  # models without one are asked for hidden states
-        return self.head(self.kernels.take_rows(hidden, rows))
+        return self.head(self.kernels.take_rows(hidden, rows), adapters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config.errors import CheckpointError, quoted
@@ -19,12 +19,14 @@ class LowRankTensors:
         up: [M, rank].
         scale: what their product is multiplied by.
         magnitude: [M], DoRA's lengths; None without.
+        looked_up: it changes a table [K, M] whose rows are looked up, the transpose of W.
     """
 
     down: StoredTensor
     up: StoredTensor
     scale: float
     magnitude: StoredTensor | None = None
+    looked_up: bool = False
 
     @property
     def rank(self) -> int:
@@ -39,11 +41,13 @@ class Adapter:
         path: the folder or file.
         changes: by the checkpoint's name of a projection, without `.weight`.
         base: the model it says that it was made for, "" where it does not.
+        tables: weights of the model that were saved with it, by their names, which are to be the model's own.
     """
 
     path: Path
     changes: Mapping[str, LowRankTensors]
     base: str = ""
+    tables: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
