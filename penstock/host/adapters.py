@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.config.adapters import MOST_ADAPTERS, MOST_WEIGHT, AdapterUse
 from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError, format_value
-from penstock.weights.adapters.open import adapter_digest, open_adapter
+from penstock.weights.adapters.open import read_adapter
 
 MOST_NAMES = 10_000
 MOST_NAME_CHARS = 256
@@ -46,13 +46,13 @@ class AdapterNames:
         self._taken = frozenset(taken)
         self._named: dict[str, NamedAdapter] = {}
         self._numbers = 0
-        known: dict[str, tuple[str, int]] = {}
+        known: dict[str, tuple[AdapterUse, int]] = {}
         asked = [("--lora-modules", module, *_module(module), 0.0) for module in modules]
         asked += [("--lora", given, *_always(given)) for given in always]
         for flag, given, name, path, scale in asked:
             try:
                 known[path] = known.get(path) or read_adapter(path)
-                self._named[name] = replace(self.add(name, path, *known[path]), scale=scale)
+                self._named[name] = replace(self.add(name, *known[path]), scale=scale)
             except (CheckpointError, RequestError) as error:
                 raise ConfigError(f"{flag} {given}: {error}") from None
         if len(self.unasked()) > MOST_ADAPTERS:
@@ -69,7 +69,7 @@ class AdapterNames:
         """The adapter of that name."""
         return self._named.get(name)
 
-    def add(self, name: str, path: str, digest: str, rank: int, *, again: bool = False) -> NamedAdapter:
+    def add(self, name: str, use: AdapterUse, rank: int, *, again: bool = False) -> NamedAdapter:
         """Gives an adapter that was read a name; `again`: in the place of one that has it.
 
         Raises:
@@ -79,8 +79,7 @@ class AdapterNames:
         before = self._named.get(name)
         number = self._numbers if before is None else before.number
         self._numbers += before is None
-        place = str(Path(path).expanduser())
-        added = self._named[name] = NamedAdapter(name, number, AdapterUse(digest, place), rank)
+        added = self._named[name] = NamedAdapter(name, number, use, rank)
         return added
 
     def check(self, name: str, *, again: bool = False) -> None:
@@ -128,16 +127,6 @@ class AdapterNames:
         self.weighted(given, param)
         wanted = dict(given)
         self._named = {name: replace(one, scale=wanted.get(one.number, 0.0)) for name, one in self._named.items()}
-
-
-def read_adapter(path: str) -> tuple[str, int]:
-    """The digest and the largest rank of the adapter at a path. Reads all of it: not for an event loop.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
-    adapter = open_adapter(path)
-    return adapter_digest(path), adapter.rank
 
 
 def _module(text: str) -> tuple[str, str]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from penstock.config.adapters import AdapterUse
+from penstock.config.adapters import AdapterUse, activated
 from penstock.config.errors import CheckpointError
 from penstock.kernels.cpu import native
 from penstock.layers.adapters import add_adapters
+from penstock.layers.batch import Batch
 from penstock.runtime.adapter_loading import AdapterLoader
-from penstock.weights.adapters.open import adapter_digest
+from penstock.weights.adapters.open import adapter_digest, read_adapter
 from penstock.weights.loader import StoredMatrices
 from penstock.weights.open import open_checkpoint
 from penstock.weights.weight_plan import LoadTarget, plan_weights
@@ -58,7 +60,7 @@ KINDS = {
 }
 
 
-def write(kind: Kind, folder: Path) -> torch.Tensor:
+def write(kind: Kind, folder: Path, prompt: Sequence[int] = PROMPT) -> torch.Tensor:
     """A model and an adapter in `folder`, and PEFT's logits [tokens, vocab] of both together."""
     tiny.save(kind.family, folder / "model", **kind.model)
     torch.manual_seed(7)
@@ -73,7 +75,7 @@ def write(kind: Kind, folder: Path) -> torch.Tensor:
             parameter.data *= 0.05  # drawn as wide as an embedding's rows
     model.eval().save_pretrained(folder / "adapter")
     with torch.no_grad():
-        found: torch.Tensor = model(torch.tensor([PROMPT]), use_cache=False).logits[0].float()
+        found: torch.Tensor = model(torch.tensor([list(prompt)]), use_cache=False).logits[0].float()
     return found
 
 
@@ -106,3 +108,32 @@ def test_another_table_than_the_models_is_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(CheckpointError, match="that is not the model's"):
         adapted(tmp_path)
+
+
+class Activated(Adapted):
+    """Row "a" begins with all of PROMPT's tokens; those from the adapter's invocation on have it."""
+
+    first: int
+
+    def _batch(self, work: Mapping[str, Sequence[int]]) -> Batch:
+        batch = super()._batch(work)
+        assert batch.adapter_slot is not None
+        return replace(batch, adapter_slot=torch.where(batch.positions[0][:, None] >= self.first, 1, 0))
+
+
+@pytest.mark.parametrize(("invocation", "begins"), [((5, 6), 13), ((9, 9, 9), 0), ((4, 3, 2), None)])
+def test_an_activated_adapter_counts_from_its_last_invocation_on(
+    invocation: tuple[int, ...], begins: int | None, tmp_path: Path
+) -> None:
+    prompt = [*(9,) * 3, 5, 6, 7, 8, 5, 7, 6, 5, 4, 3, 5, 6, 1]
+    kind = Kind("llama", "all-linear", {"alora_invocation_tokens": list(invocation)})
+    expected = write(kind, tmp_path, prompt)
+    use, _ = read_adapter(tmp_path / "adapter")
+    counting = activated((use,), prompt)
+    assert [one.first for one in counting] == ([] if begins is None else [begins])
+    model = adapted(tmp_path).model
+    harness = Activated(model, seed=1)
+    harness.first = len(prompt) if begins is None else begins
+    with torch.inference_mode():
+        found = harness.step({"a": prompt})["a"]
+    assert tiny.distance(found, expected) < 1e-4

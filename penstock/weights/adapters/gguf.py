@@ -17,7 +17,7 @@ import numpy as np
 from penstock.config.errors import CheckpointError, quoted
 from penstock.quant.formats import decode_to_float32
 from penstock.quant.tensor import StoredTensor, TensorInfo
-from penstock.weights.adapters.adapter import Adapter, LowRankTensors, check_pair
+from penstock.weights.adapters.adapter import Adapter, LowRankTensors, check_pair, invocation_of
 from penstock.weights.readers.gguf_file import GgufFile, GgufTensor, read_gguf_file
 from penstock.weights.readers.gguf_names import named_rows
 
@@ -46,7 +46,8 @@ def open_gguf_adapter(path: Path, config: Mapping[str, Any] | None = None) -> Ad
     changes = dict(_change(file, name, float(alpha), config) for name in _names(file))
     if not changes:
         raise CheckpointError(f"{path} changes nothing: it holds no matrices.")
-    return Adapter(path, changes)
+    told = metadata.get("adapter.alora.invocation_tokens")
+    return Adapter(path, changes, invocation=invocation_of(path, None if told is None else list(told)))
 
 
 def _names(file: GgufFile) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from penstock.config.errors import CheckpointError, quoted
 from penstock.quant.tensor import StoredTensor
-from penstock.weights.adapters.adapter import Adapter, LowRankTensors, check_pair
+from penstock.weights.adapters.adapter import Adapter, LowRankTensors, check_pair, invocation_of
 from penstock.weights.readers.files import read_object
 from penstock.weights.readers.safetensors import read_safetensors_file
 
@@ -38,7 +38,6 @@ _NOT_READ: Final[Mapping[str, str]] = MappingProxyType(
         "use_qalora": "QALoRA groups inputs",
         "use_bdlora": "BD-LoRA's matrices are blocks",
         "arrow_config": "Arrow chooses among adapters",
-        "alora_invocation_tokens": "activated LoRA begins in the middle of a prompt",
     }
 )
 
@@ -77,7 +76,8 @@ def open_peft(folder: Path) -> Adapter:
     tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors_file(folder / WEIGHTS).items()}
     changes = _changes(folder, config, tensors)
     tables = {name.removesuffix(_TABLE): tensor for name, tensor in tensors.items() if name.endswith(_TABLE)}
-    return Adapter(folder, changes, str(config.get("base_model_name_or_path") or ""), tables)
+    invocation = invocation_of(folder, config.get("alora_invocation_tokens"))
+    return Adapter(folder, changes, str(config.get("base_model_name_or_path") or ""), invocation, tables)
 
 
 def _changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, LowRankTensors]:
