@@ -161,7 +161,8 @@ struct AddArgs {
     const float* b;
     RowCount tokens;
     std::int64_t size;
-    float* out;  // a + b, may be either
+    float* out;   // a + b, may be either
+    bool vector;  // b is one row, which all of a get
 };
 
 struct SigmoidGateArgs {

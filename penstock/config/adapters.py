@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
+
+from penstock.config.errors import ConfigError
 
 MOST_ADAPTERS: Final = 4  # of one token, whoever computes; `AdapterArgs::most` in csrc/ops/model_ops.h
 
@@ -62,3 +65,19 @@ def key_tags(adapters: Sequence[AdapterUse], end: int) -> Iterator[tuple[int, in
     for first, after in zip(begins, [*begins[1:], end], strict=True):
         active = adapters_key(use for use in adapters if use.invocation and use.first <= first)
         yield first, after, int.from_bytes(b"\x02" + active.encode(), "big") << _KEY_BITS
+
+
+def path_and_scale(flag: str, text: str) -> tuple[str, float]:
+    """Path, with the home folder for ~, and scale of `path` or `path:scale`; 1 where none is given.
+
+    Raises:
+        ConfigError: the scale is no finite number.
+    """
+    path, found, scale = text.rpartition(":")
+    try:
+        counts = float(scale) if found else 1.0
+    except ValueError:
+        path, counts = text, 1.0
+    if not abs(counts) <= MOST_WEIGHT:
+        raise ConfigError(f"{flag} is {text!r}; allowed: path, or path:scale with a finite number.")
+    return str(Path(path if found and path else text).expanduser()), counts

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.config.adapters import MOST_ADAPTERS, MOST_WEIGHT, AdapterUse
+from penstock.config.adapters import MOST_ADAPTERS, MOST_WEIGHT, AdapterUse, path_and_scale
 from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError, format_value
 from penstock.weights.adapters.open import read_adapter
 
@@ -57,6 +57,11 @@ class AdapterNames:
                 raise ConfigError(f"{flag} {given}: {error}") from None
         if len(self.unasked()) > MOST_ADAPTERS:
             raise ConfigError(f"--lora names {len(self.unasked())} adapters; at most {MOST_ADAPTERS} count together.")
+
+    @staticmethod
+    def read(path: str) -> tuple[AdapterUse, int]:
+        """As weights.adapters.open.read_adapter: not for an event loop."""
+        return read_adapter(path)
 
     def __len__(self) -> int:
         return len(self._named)
@@ -147,12 +152,5 @@ def _module(text: str) -> tuple[str, str]:
 
 def _always(text: str) -> tuple[str, str, float]:
     """Name, path and scale of `path` or `path:scale`."""
-    path, found, scale = text.rpartition(":")
-    try:
-        counts = float(scale) if found else 1.0
-    except ValueError:
-        path, counts = text, 1.0
-    path = str(Path(path if found and path else text).expanduser())
-    if not abs(counts) <= MOST_WEIGHT:
-        raise ConfigError(f"--lora is {text!r}; allowed: path, or path:scale with a finite number.")
+    path, counts = path_and_scale("--lora", text)
     return Path(path).stem, path, counts

@@ -224,10 +224,10 @@ class Activate(Protocol):
 
 
 class Add(Protocol):
-    """The sum of two activations."""
+    """The sum of two activations, or of one and a vector."""
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """a, b [T, N] → a + b."""
+        """a [T, N], b [T, N] or [N] float32 → a + b."""
 
 
 class Multiply(Protocol):

@@ -247,6 +247,8 @@ class DecoderModel(Layer):
         head, classifier, projection: as in Heads.
         mask, max_positions, dtype, ignorable, renames, position_axes, media_levels: as in ModelTraits.
         opening, closing: as in DecoderHooks.
+        directions: what is added to the hidden states behind blocks, [hidden_size] float32 by number; none unless
+            control vectors are asked for.
         vocab_size: rows of the embedding, and of the logits.
         runs: what computes it, for people, where layers of this package do not.
         takes: elements of the hidden states that it is given with each token, of heads that draft; else 0.
@@ -269,6 +271,7 @@ class DecoderModel(Layer):
         self.embedding = embedding
         self.opening, self.closing = hooks.opening, hooks.closing
         self.blocks = tuple(blocks)
+        self.directions: dict[int, Tensor] = {}
         self.norm = norm
         self.head = heads.logits
         self.cache_specs: tuple[CacheSpec, ...] = tuple(spec for block in blocks for spec in _specs(block.attention))
@@ -325,6 +328,8 @@ class DecoderModel(Layer):
                 tap(layer_input(index), hidden)
             step.last = index == len(self.blocks) - 1
             hidden = self.blocks[index](hidden, step)
+            if index in self.directions:
+                hidden = self.kernels.add(hidden, self.directions[index])
             if index + 1 < self.media_levels:
                 hidden = step.inject(hidden, index + 1)
             if part.taps:

@@ -27,7 +27,6 @@ from penstock.server.encoding import json_response, made_answer
 from penstock.server.errors import HttpError
 from penstock.server.shapes import Exact, Loose
 from penstock.server.strict_json import parse_json
-from penstock.weights.adapters.open import read_adapter
 
 _PATH_CHARS = 4096
 _TRIED = SamplingParams(temperature=0.0, max_tokens=1)
@@ -91,7 +90,7 @@ class _Adapters:
         model = self.model(request)
         model.require_ready()
         try:
-            use, rank = await asyncio.to_thread(read_adapter, body.lora_path)
+            use, rank = await asyncio.to_thread(AdapterNames.read, body.lora_path)
         except CheckpointError as error:
             raise RequestError(str(error), param="lora_path", code="adapter_unusable") from error
         names, again = model.adapters, body.load_inplace
