@@ -76,6 +76,7 @@ class AdapterLoader:
         for stack, changes in experts.items():
             made += self._stacked(use, stack, changes)
             self._check_bytes(use, sum(entry.nbytes for _, entry in made))  # others' zeros are many
+        self._check_bytes(use, sum(entry.nbytes for _, entry in made))
         if adapter_digest(use.path) != use.digest:
             raise CheckpointError(f"the adapter {use.path} is not what it was when it got its name; load it again.")
         return tuple(made)
