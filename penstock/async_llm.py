@@ -34,7 +34,7 @@ from penstock.sampling_keywords import Adapters, AnswerKeywords, SamplingKeyword
 from penstock.search.beam import BeamParams, beam_search
 from penstock.search.ranking import score_pairs
 from penstock.text.pairs import text_pairs
-from penstock.weights.adapters.open import adapter_digest
+from penstock.weights.adapters.open import adapter_state, read_adapter
 
 if TYPE_CHECKING:
     from penstock.engine.loop import Engine
@@ -93,7 +93,7 @@ class AsyncLLM:
         self._frontend = Frontend(self._client, self._text, served_name=name, seed=chosen.seed)
         self._starting: asyncio.Task[EngineInfo] | None = None
         self._ids = itertools.count()
-        self._adapters: dict[str, AdapterUse] = {}
+        self._adapters: dict[str, tuple[object, AdapterUse]] = {}  # by path, and of which state of its files
 
     async def start(self) -> Frontend:
         """Loads the model unless that is done; returns the frontend that serves requests.
@@ -215,10 +215,13 @@ class AsyncLLM:
         text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_ids": tuple(prompt)}
         return GenerationRequest(self.next_id(), SamplingParams(max_tokens=1), **text)
 
-    async def beam_search(self, prompt: Prompt, params: BeamParams, *, logprobs: int | None = None) -> Completion:
+    async def beam_search(
+        self, prompt: Prompt, params: BeamParams, *, logprobs: int | None = None, adapter: Adapters | None = None
+    ) -> Completion:
         """The most probable continuations of a text or token ids; see LLM.beam_search."""
         request = replace(self._prompt(prompt), sampling=SamplingParams(logprobs=logprobs))
-        generation = await beam_search(await self.start(), request, params)
+        frontend = await (self.start() if adapter is None else self._adapted(_weights(adapter)))
+        generation = await beam_search(frontend, request, params)
         try:
             return await collect(generation, params.n)
         finally:
@@ -244,14 +247,18 @@ class AsyncLLM:
         return Answer(start, GenerationRequest(self.next_id(), params, grammar=grammar, **request))
 
     async def _adapted(self, weights: Mapping[str, float]) -> Frontend:
-        """The frontend that answers with adapters, whose files are read once."""
-        uses = []
-        for name, weight in weights.items():
-            if name not in self._adapters:
-                self._adapters[name] = AdapterUse(await asyncio.to_thread(adapter_digest, name), name)
-            uses.append(replace(self._adapters[name], weight=weight))
+        """The frontend that answers with adapters, whose files are read again only where they changed."""
+        named = [replace(await asyncio.to_thread(self._read, name), weight=w) for name, w in weights.items()]
         frontend = await self.start()
-        return frontend.adapted(frontend.served_name, tuple(uses))
+        return frontend.adapted(frontend.served_name, tuple(named))
+
+    def _read(self, path: str) -> AdapterUse:
+        """What names an adapter; raises CheckpointError where there is none."""
+        state = adapter_state(path)
+        known = self._adapters.get(path)
+        if known is None or known[0] != state:
+            known = self._adapters[path] = state, read_adapter(path)[0]
+        return known[1]
 
     def _params(self, params: Params, sampling: Mapping[str, Any]) -> SamplingParams:
         _check_names("sampling parameter", sampling, SamplingParams)

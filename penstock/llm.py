@@ -22,7 +22,7 @@ from penstock.engine.api import EngineInfo
 from penstock.engine.pooling import Pooled
 from penstock.engine.thread_client import THREAD_NAME
 from penstock.program import Host, State
-from penstock.sampling_keywords import AnswerKeywords, SamplingKeywords
+from penstock.sampling_keywords import Adapters, AnswerKeywords, SamplingKeywords
 from penstock.search.beam import BeamParams
 
 T = TypeVar("T")
@@ -238,14 +238,21 @@ class LLM:
         return self._async.labels
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamParams, *, logprobs: int | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamParams,
+        *,
+        logprobs: int | None = None,
+        adapter: Adapters | None = None,
     ) -> list[Completion]:
         """The most probable continuations of texts or token ids: `params.n` outputs a prompt, the best first.
+
+        `adapter` as in `generate`.
 
         Raises:
             RequestError: as in `generate`; also where more candidates are needed than the engine reports.
         """
-        search = functools.partial(self._async.beam_search, params=params, logprobs=logprobs)
+        search = functools.partial(self._async.beam_search, params=params, logprobs=logprobs, adapter=adapter)
         return self._wait(gather([functools.partial(search, prompt) for prompt in _listed(prompts)]))
 
     def program(self) -> State:

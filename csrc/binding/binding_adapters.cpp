@@ -54,6 +54,24 @@ void adapter(Program& p, Value x, const AdapterTable& table, std::int64_t width,
            e});
 }
 
+// Adapters of a table: what a number's row is changed by.
+void table_adapter(Program& p, const AdapterTable& table, float scale, Value out) {
+    p.add({"table_adapter",
+           [=, &table](const Frame& f, Worker& w) {
+               TokenAdapters of = f.adapters(Extent::tokens);
+               AdapterArgs args{nullptr,       0,        &table,           of.slot,
+                                of.scale,      of.count, of.index,         f.count(Extent::tokens),
+                                table.outputs, 0,        f.at<float>(out), reinterpret_cast<float*>(f.scratch())};
+               args.numbers = f.step.token_ids;
+               args.factor = scale;
+               ops().adapter(args, w);
+           },
+           {out},
+           {out},
+           [&table](std::int64_t rows) { return adapter_scratch(table.most_rank, rows); },
+           Extent::tokens});
+}
+
 FloatType float_type(const std::string& name) {
     if (name == "float32") return FloatType::f32;
     if (name == "bfloat16") return FloatType::bf16;
@@ -82,7 +100,7 @@ void bind_adapters(nb::module_& m, nb::class_<Program>& program) {
         .def("__init__", [](AdapterUse* self, const AdapterTable& table, std::int64_t offset) {
             new (self) AdapterUse{&table, offset};
         });
-    program.def("weighted_sum", &weighted_sum).def("adapter", &adapter);
+    program.def("weighted_sum", &weighted_sum).def("adapter", &adapter).def("table_adapter", &table_adapter);
 }
 
 }  // namespace penstock

@@ -7,6 +7,7 @@
 #include "ops/adapter_table.h"
 #include "ops/model_ops.h"
 #include "ops/row_chunk.h"
+#include "packing/small_floats.h"
 #include "vec/wide.h"
 
 namespace penstock::PENSTOCK_ISA {
@@ -26,6 +27,12 @@ inline vec::F32x16 load(const void* from, std::int64_t at, std::int64_t n) {
         values = some;
     }
     return type == FloatType::bf16 ? vec::load16_bf16(values) : vec::load16_f16(values);
+}
+
+float value(const AdapterTable::Entry& entry, std::int64_t at) {
+    if (entry.type == FloatType::f32) return static_cast<const float*>(entry.down)[at];
+    const std::uint16_t bits = static_cast<const std::uint16_t*>(entry.down)[at];
+    return entry.type == FloatType::bf16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
 // Calls function of the adapter's type.
@@ -117,6 +124,19 @@ void shrink_block(const Rows& rows, std::int64_t first, std::int64_t last, std::
     }
 }
 
+// As shrink_block, where inputs are numbers: a column of the down matrix for each row.
+void look_up_block(const Rows& rows, std::int64_t first, std::int64_t last, std::int64_t place, std::int64_t line) {
+    for (std::int64_t row = first; row < last; ++row) {
+        const Use use = rows.use(row, place);
+        if (!use.entry) continue;
+        const Entry& entry = *use.entry;
+        const std::int64_t number = rows.args.numbers[row];
+        const float scale = rows.args.factor * entry.scale * use.scale;
+        for (std::int64_t r = line; r < std::min(line + rank_block, entry.rank); ++r)
+            rows.low(row, place)[r] = value(entry, r * rows.args.table->inputs + number) * scale;
+    }
+}
+
 // `n` sums over the rank of one row from column `at` on.
 vec::F32x16 expanded(const Rows& rows, const Use& use, const float* low, std::int64_t at, std::int64_t n) {
     const Entry& entry = *use.entry;
@@ -188,9 +208,11 @@ void adapter(const AdapterArgs& args, Worker& worker) {
             }
         });
     };
-    share(lines, rank_block * args.table->inputs, [&](std::int64_t first, std::int64_t last, std::int64_t part) {
-        shrink_block(rows, first, last, part % args.count, part / args.count * rank_block);
-    });
+    share(lines, args.numbers ? rank_block : rank_block * args.table->inputs,
+          [&](std::int64_t first, std::int64_t last, std::int64_t part) {
+              const auto block = args.numbers ? look_up_block : shrink_block;
+              block(rows, first, last, part % args.count, part / args.count * rank_block);
+          });
     share(columns, column_block * rank, [&](std::int64_t first, std::int64_t last, std::int64_t part) {
         for (std::int64_t row = first; row < last; ++row) expand_block(rows, row, part * column_block);
     });

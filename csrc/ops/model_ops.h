@@ -161,7 +161,8 @@ struct AddArgs {
     const float* b;
     RowCount tokens;
     std::int64_t size;
-    float* out;  // a + b, may be either
+    float* out;   // a + b, may be either
+    bool vector;  // b is one row, which all of a get
 };
 
 struct SigmoidGateArgs {
@@ -449,6 +450,8 @@ struct AdapterArgs {
     const std::int64_t* experts = nullptr;  // [tokens · each], of the rows; null where they are heads, in turn
     const float* bias = nullptr;            // [experts, width], and
     const float* residual = nullptr;        // [tokens · each, width]: what `out` has besides the product, or null
+    const std::int64_t* numbers = nullptr;  // [tokens]: a row's x is `factor` at this place and 0 elsewhere; x is null
+    float factor = 1.0f;
 };
 
 // Every op and what it takes; a line here is all that the tables of instruction sets and, of PLAIN ones, the binding

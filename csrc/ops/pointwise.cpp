@@ -39,10 +39,12 @@ void activate(const ActivateArgs& args, Worker& worker) {
 void add(const AddArgs& args, Worker& worker) {
     worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t from = begin * args.size;
-        each((end - begin) * args.size, [&](std::int64_t i, std::int64_t n) {
-            vec::store_some(args.out + from + i,
-                            vec::load_some(args.a + from + i, n) + vec::load_some(args.b + from + i, n), n);
-        });
+        const auto sum = [&](std::int64_t at, std::int64_t other, std::int64_t n) {
+            vec::store_some(args.out + at, vec::load_some(args.a + at, n) + vec::load_some(args.b + other, n), n);
+        };
+        if (!args.vector) return each((end - begin) * args.size, [&](auto i, auto n) { sum(from + i, from + i, n); });
+        for (std::int64_t row = begin; row < end; ++row)
+            each(args.size, [&](auto i, auto n) { sum(row * args.size + i, i, n); });
     });
 }
 

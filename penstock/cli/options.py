@@ -143,6 +143,11 @@ MODEL_FLAGS = (
     flag("max_lora_rank", int, 16, _ADAPTERS, "The largest rank of an adapter."),
     flag("max_cpu_loras", int | None, None, _ADAPTERS,
          "Adapters of that rank for which there is memory. Default: --max-loras."),
+    flag("control_vector", list[str] | None, None, _ADAPTERS,
+         "A control vector (.gguf) that all answers have, and how much of it (1); repeatable.",
+         "--control-vector", metavar="PATH[:SCALE]"),
+    flag("control_vector_layers", str | None, None, _ADAPTERS,
+         "Only behind these layers, counted from 0. Default: all that it has.", metavar="FIRST-LAST"),
     flag("seed", int | None, None, _COMPUTE,
          "Where random streams start; equal seeds give equal answers. Default: 0; for `run` another each time."),
 )  # fmt: skip
@@ -298,7 +303,8 @@ def make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
     if chosen.pop("async_scheduling"):
         chosen["depth"] = 1
     chosen["enforce_eager"] = chosen["enforce_eager"] or None
-    chosen["logits_processors"] = tuple(chosen.get("logits_processors") or ())
+    for name in ("logits_processors", "control_vector"):
+        chosen[name] = tuple(chosen.get(name) or ())
     chosen["shared_prompts"] = tuple(map(_text_of, chosen.get("shared_prompts") or ()))
     return EngineOptions(**chosen)
 

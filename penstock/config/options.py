@@ -69,6 +69,8 @@ class EngineOptions:
         max_loras: adapters that the sequences of a step may have together.
         max_lora_rank: the largest rank of one.
         max_cpu_loras: adapters of that rank for which there is memory; None for max_loras.
+        control_vector: what is added to the hidden states of all answers, files each as path or path:scale.
+        control_vector_layers: the layers behind which it is, as first-last; None for all it has.
         watermark_key: the number by which watermarked texts are recognised, of requests that bring none of their own.
         logits_processors: what requests may name as their logits_processors: "module:Class", "module:function" or
             "name=module:function" of each; in Python functions and classes too.
@@ -116,6 +118,8 @@ class EngineOptions:
     max_loras: int = 8
     max_lora_rank: int = 16
     max_cpu_loras: int | None = None
+    control_vector: tuple[str, ...] = ()
+    control_vector_layers: str | None = None
     watermark_key: int = WATERMARK_KEY
     logits_processors: tuple[Any, ...] = ()
 

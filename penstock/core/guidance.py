@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from penstock.config.adapters import activated
 from penstock.config.sampling import SamplingParams
 from penstock.core.plan_builder import PlanBuilder
 from penstock.core.protocol import SlotResult
@@ -30,6 +31,7 @@ def followers_of(sequences: Iterable[Sequence]) -> list[Sequence]:
             grammar=None,
             thinking=None,
             media=(),
+            adapters=activated(request.adapters, request.sampling.negative_prompt_ids),
         )
         tokens = list(reads.prompt_ids)
         leader.partner = Sequence(reads, leader.index, leader.order, leader.namespace, tokens, arrived=leader.arrived)

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from penstock.config.adapters import AdapterUse, adapters_key
+from penstock.config.adapters import AdapterUse, adapters_key, key_tags
 from penstock.config.pooling import PoolingKind
 from penstock.core.kv.node import Namespace
-from penstock.core.media import MediaSpan
 from penstock.core.request import PUBLIC, EngineRequest
 
 if TYPE_CHECKING:
@@ -33,9 +32,9 @@ def namespace_of(request: EngineRequest, *, caching: bool, shared: bool) -> Name
     """Who finds again what a request computes: its owner, everybody if `shared`; without `caching` itself.
 
     A space is named by content, the digests of adapters and of what an encoder reads, which all later layers see,
-    never by the slots that adapters happen to have.
+    never by the slots that adapters happen to have. Activated adapters tell keys apart instead.
     """
-    adapters = adapters_key(request.adapters)
+    adapters = adapters_key(use for use in request.adapters if not use.invocation)
     space = adapters if request.encoder is None else (adapters, request.encoder.digest)
     if not caching:
         return Namespace(request.request_id)
@@ -49,14 +48,17 @@ def media_key(digest: str, index: int) -> int:
     return (int.from_bytes(b"\x01" + digest.encode(), "big") << 32 | index) << 32
 
 
-def prefix_keys(tokens: list[int], media: tuple[MediaSpan, ...]) -> list[int]:
-    """The keys of these tokens: the list itself where no media are, so that both grow together."""
-    if not media:
-        return tokens
+def prefix_keys(tokens: list[int], request: EngineRequest) -> tuple[list[int], int]:
+    """The keys of these tokens, the list itself where all are plain so that both grow together; what later keys add."""
+    tag, media = 0, request.media
+    if not media and not any(use.invocation for use in request.adapters):
+        return tokens, tag
     keys = list(tokens)
     for span in media:
         keys[span.start : span.end] = (media_key(span.digest, index) for index in range(span.length))
-    return keys
+    for first, end, tag in key_tags(request.adapters, len(keys)):
+        keys[first:end] = (tag + key for key in keys[first:end])
+    return keys, tag
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +74,8 @@ class Sequence:
         turn: when it is its owner's turn, see `Turns`; -1 before it was queued.
         namespace: of the prefix tree.
         tokens: prompt and generated tokens known here.
-        keys: what the prefix tree knows them by: the same list, or media keys where media are.
+        keys: what the prefix tree knows them by: the same list, or others where media or activated adapters are.
+        tag: what is added to the keys of tokens that become known.
         drafts: tokens proposed to follow the known ones, to be verified by the next step.
         in_flight: sampled tokens of outstanding steps, not yet known here.
         computed: tokens whose cache entries exist once all submitted steps have run.
@@ -126,11 +129,12 @@ class Sequence:
     partner: Sequence | None = None
     follows: bool = False
     keys: list[int] = field(init=False)
+    tag: int = field(init=False)
     num_prompt: int = field(init=False)
     longest: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keys = prefix_keys(self.tokens, self.request.media)
+        self.keys, self.tag = prefix_keys(self.tokens, self.request)
         self.num_prompt = len(self.request.prompt_ids)
         self.longest = self.num_prompt + (self.request.sampling.max_tokens or 1)
 
@@ -153,7 +157,7 @@ class Sequence:
         """A token becomes known."""
         self.tokens.append(token)
         if self.keys is not self.tokens:
-            self.keys.append(token)
+            self.keys.append(token + self.tag)
 
     def go_on(self, tokens: tuple[int, ...]) -> None:
         """It had these generated before it came here, as had its partner."""

@@ -80,7 +80,7 @@ def _built(
         started = first.load(progress)
     options = started.options
     limits = scheduler_options(options, started.plan, whole_prompts=started.whole_prompts)
-    gates = (GrammarGate(structured), *default_gates(), AdapterGate(options.max_loras))
+    gates = (GrammarGate(structured), *default_gates(), AdapterGate(options.max_loras, started.adapters))
     scheduler = Scheduler(limits, started.groups, gates=gates)
     vocabulary = started.told.vocab_size
     engine = Engine(scheduler, started.runner, structured, claim.release, drafting, vocabulary, started.adapters)

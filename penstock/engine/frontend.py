@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.config import limits
-from penstock.config.adapters import AdapterUse
+from penstock.config.adapters import AdapterUse, activated
 from penstock.config.constraint import Grammar, GrammarKind, Thinking, ToolMode
 from penstock.config.errors import (
     ContextLengthError,
@@ -95,6 +95,7 @@ class Frontend:
         size = len(prompt_ids) + len(asked.allowed_token_ids or ()) + len(asked.negative_prompt_ids)
         little = self._texts.is_little(asked, _INLINE_CHARS)
         sampling = await _beside(self._resolve, request, prompt_ids, begins, inline=size <= _INLINE_IDS and little)
+        adapters = await _beside(activated, self.adapters, prompt_ids, inline=size <= _INLINE_IDS)
         reading = self.reading(request, prompt_ids)
         grammar = await self._held(request, reading)
         eos_ids = () if sampling.ignore_eos and grammar is None else self.text.eos_ids  # a grammar's end is the end
@@ -115,7 +116,7 @@ class Frontend:
                 grammar=grammar,
                 thinking=self._thinking(request, reading, grammar is not None),
                 speculate=self._drafts(sampling),
-                adapters=self.adapters,
+                adapters=adapters,
             )
         )
         try:

@@ -134,7 +134,7 @@ class Engine:
             plan = self._submitted.popleft()
             self._measure(plan)
             self._commit(result)
-        elif not self.scheduler.has_work or self.structured.renewing:
+        elif not self.scheduler.has_work or self.structured.renewing or self.adapters.pending:
             self.structured.wait(_WAIT_S)
             self.adapters.wait(_WAIT_S)
         if not self.scheduler.has_work:

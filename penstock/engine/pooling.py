@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.config.adapters import activated
 from penstock.config.errors import (
     CLIENT_FAILURES,
     AbortedError,
@@ -81,7 +82,8 @@ async def _computed(
     frontend: Frontend, request: GenerationRequest, ids: tuple[int, ...], params: PoolingParams, field: str
 ) -> Pooled:
     more: dict[str, Any] = {name: getattr(request, name) for name in ("priority", "cache_salt", "owner")}
-    sent = EngineRequest(request.live_id, ids, request.sampling, pooling=params, adapters=frontend.adapters, **more)
+    adapters = await asyncio.to_thread(activated, frontend.adapters, ids) if frontend.adapters else ()
+    sent = EngineRequest(request.live_id, ids, request.sampling, pooling=params, adapters=adapters, **more)
     outputs, cached = frontend.client.submit(sent), 0
     try:
         async for output in outputs:

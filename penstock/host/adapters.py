@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.config.adapters import MOST_ADAPTERS, MOST_WEIGHT, AdapterUse
+from penstock.config.adapters import MOST_ADAPTERS, MOST_WEIGHT, AdapterUse, path_and_scale
 from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError, format_value
-from penstock.weights.adapters.open import adapter_digest, open_adapter
+from penstock.weights.adapters.open import read_adapter
 
 MOST_NAMES = 10_000
 MOST_NAME_CHARS = 256
@@ -46,17 +46,22 @@ class AdapterNames:
         self._taken = frozenset(taken)
         self._named: dict[str, NamedAdapter] = {}
         self._numbers = 0
-        known: dict[str, tuple[str, int]] = {}
+        known: dict[str, tuple[AdapterUse, int]] = {}
         asked = [("--lora-modules", module, *_module(module), 0.0) for module in modules]
         asked += [("--lora", given, *_always(given)) for given in always]
         for flag, given, name, path, scale in asked:
             try:
                 known[path] = known.get(path) or read_adapter(path)
-                self._named[name] = replace(self.add(name, path, *known[path]), scale=scale)
+                self._named[name] = replace(self.add(name, *known[path]), scale=scale)
             except (CheckpointError, RequestError) as error:
                 raise ConfigError(f"{flag} {given}: {error}") from None
         if len(self.unasked()) > MOST_ADAPTERS:
             raise ConfigError(f"--lora names {len(self.unasked())} adapters; at most {MOST_ADAPTERS} count together.")
+
+    @staticmethod
+    def read(path: str) -> tuple[AdapterUse, int]:
+        """As weights.adapters.open.read_adapter: not for an event loop."""
+        return read_adapter(path)
 
     def __len__(self) -> int:
         return len(self._named)
@@ -69,7 +74,7 @@ class AdapterNames:
         """The adapter of that name."""
         return self._named.get(name)
 
-    def add(self, name: str, path: str, digest: str, rank: int, *, again: bool = False) -> NamedAdapter:
+    def add(self, name: str, use: AdapterUse, rank: int, *, again: bool = False) -> NamedAdapter:
         """Gives an adapter that was read a name; `again`: in the place of one that has it.
 
         Raises:
@@ -79,8 +84,7 @@ class AdapterNames:
         before = self._named.get(name)
         number = self._numbers if before is None else before.number
         self._numbers += before is None
-        place = str(Path(path).expanduser())
-        added = self._named[name] = NamedAdapter(name, number, AdapterUse(digest, place), rank)
+        added = self._named[name] = NamedAdapter(name, number, use, rank)
         return added
 
     def check(self, name: str, *, again: bool = False) -> None:
@@ -130,16 +134,6 @@ class AdapterNames:
         self._named = {name: replace(one, scale=wanted.get(one.number, 0.0)) for name, one in self._named.items()}
 
 
-def read_adapter(path: str) -> tuple[str, int]:
-    """The digest and the largest rank of the adapter at a path. Reads all of it: not for an event loop.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
-    adapter = open_adapter(path)
-    return adapter_digest(path), adapter.rank
-
-
 def _module(text: str) -> tuple[str, str]:
     """Name and path of `name=path`, or of vLLM's JSON."""
     if text.startswith("{"):
@@ -158,12 +152,5 @@ def _module(text: str) -> tuple[str, str]:
 
 def _always(text: str) -> tuple[str, str, float]:
     """Name, path and scale of `path` or `path:scale`."""
-    path, found, scale = text.rpartition(":")
-    try:
-        counts = float(scale) if found else 1.0
-    except ValueError:
-        path, counts = text, 1.0
-    path = str(Path(path if found and path else text).expanduser())
-    if not abs(counts) <= MOST_WEIGHT:
-        raise ConfigError(f"--lora is {text!r}; allowed: path, or path:scale with a finite number.")
+    path, counts = path_and_scale("--lora", text)
     return Path(path).stem, path, counts

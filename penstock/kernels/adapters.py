@@ -41,9 +41,8 @@ def column_factors(weight: Tensor, down: Tensor, up: Tensor, scale: float, magni
 
     weight [M, K], down A [rank, K] and up B [M, rank] as in checkpoints, magnitude m [M].
     """
-    merged = weight.float() + scale * (up.float() @ down.float())
-    factors: Tensor = magnitude.float() / merged.norm(dim=1)
-    return factors
+    lengths = (weight.float() + scale * (up.float() @ down.float())).norm(dim=1)
+    return torch.where(lengths > 0, magnitude.float() / lengths, 1.0)  # a row of zeros has no direction and stays so
 
 
 class AdapterSlots:
@@ -183,6 +182,12 @@ class RowAdapters:
         """Those of some rows."""
         expert = None if self.expert is None else self.expert[rows]
         return RowAdapters(self.slot[rows], self.scale[rows], expert)
+
+
+def tokens_of(tokens: TokenAdapters, rows: Tensor) -> TokenAdapters:
+    """What the tokens have whose logits are made: rows [n] of those that activations of the last layer hold."""
+    chosen = tokens.rows[rows]
+    return TokenAdapters(tokens.slot[chosen], tokens.scale[chosen], rows)
 
 
 def rows_of(tokens: TokenAdapters, x: Tensor) -> RowAdapters:

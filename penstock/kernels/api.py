@@ -224,10 +224,10 @@ class Activate(Protocol):
 
 
 class Add(Protocol):
-    """The sum of two activations."""
+    """The sum of two activations, or of one and a vector."""
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """a, b [T, N] → a + b."""
+        """a [T, N], b [T, N] or [N] float32 → a + b."""
 
 
 class Multiply(Protocol):
@@ -638,6 +638,20 @@ class Adapter(Protocol):
         """
 
 
+class TableAdapter(Protocol):
+    """Low-rank adapters of a table whose rows are looked up: `Adapter` of inputs that are 1 at a number and else 0."""
+
+    def __call__(self, numbers: Tensor, out: Tensor, adapters: Adapted, scale: float = 1.0) -> Tensor:
+        """out[t] += w · scale · s · up · down[:, numbers[t]] for each adapter, in place; returns `out`.
+
+        Args:
+            numbers: [T] int64.
+            out: [T, M], the rows that were looked up, times `scale`; factors of columns multiply these too.
+            adapters: of the table, with K its rows.
+            scale: of the looked up rows.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSet:
     """The implementation of every op for one engine, and why each was chosen.
@@ -686,6 +700,7 @@ class KernelSet:
     gated_rms_norm: GatedRmsNorm
     make_adapters: MakeAdapters
     adapter: Adapter
+    table_adapter: TableAdapter
     sampling: Callable[[], SamplingKernel]
     choices: tuple[Choice, ...]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.kernels.adapters import TokenAdapters
     from penstock.kernels.cache import KvTensors
 
 
@@ -106,6 +107,15 @@ class Batch:
             from penstock.kernels.adapters import check_adapters  # and torch with it
 
             check_adapters(self.adapter_slot, self.adapter_scale)
+
+    @property
+    def adapters(self) -> TokenAdapters | None:
+        """Which adapters the tokens have; None where no token has one."""
+        if self.adapter_slot is None or self.adapter_scale is None:
+            return None
+        from penstock.kernels.adapters import TokenAdapters  # and torch with it
+
+        return TokenAdapters(self.adapter_slot, self.adapter_scale, self.logit_rows)
 
 
 @dataclass(frozen=True, slots=True)

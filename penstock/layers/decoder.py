@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv.cache_spec import CacheSpec
+from penstock.kernels.adapters import TokenAdapters
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import Batch, LayerCache, MaskKind
 from penstock.layers.classifier import Classifier, Projection
@@ -246,6 +247,8 @@ class DecoderModel(Layer):
         head, classifier, projection: as in Heads.
         mask, max_positions, dtype, ignorable, renames, position_axes, media_levels: as in ModelTraits.
         opening, closing: as in DecoderHooks.
+        directions: what is added to the hidden states behind blocks, [hidden_size] float32 by number; none unless
+            control vectors are asked for.
         vocab_size: rows of the embedding, and of the logits.
         runs: what computes it, for people, where layers of this package do not.
         takes: elements of the hidden states that it is given with each token, of heads that draft; else 0.
@@ -268,6 +271,7 @@ class DecoderModel(Layer):
         self.embedding = embedding
         self.opening, self.closing = hooks.opening, hooks.closing
         self.blocks = tuple(blocks)
+        self.directions: dict[int, Tensor] = {}
         self.norm = norm
         self.head = heads.logits
         self.cache_specs: tuple[CacheSpec, ...] = tuple(spec for block in blocks for spec in _specs(block.attention))
@@ -324,6 +328,8 @@ class DecoderModel(Layer):
                 tap(layer_input(index), hidden)
             step.last = index == len(self.blocks) - 1
             hidden = self.blocks[index](hidden, step)
+            if index in self.directions:
+                hidden = self.kernels.add(hidden, self.directions[index])
             if index + 1 < self.media_levels:
                 hidden = step.inject(hidden, index + 1)
             if part.taps:
@@ -349,7 +355,7 @@ class DecoderModel(Layer):
         return hidden
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Rows int64 of `forward`'s hidden [L, hidden_size] → [rows, vocab_size] float32."""
+    def logits(self, hidden: Tensor, rows: Tensor, adapters: TokenAdapters | None = None) -> Tensor:
+        """Rows int64 of `forward`'s hidden [L, hidden_size] → [rows, vocab_size] float32; `adapters` of these rows."""
         assert self.head is not None  # models without one are asked for hidden states
-        return self.head(self.kernels.take_rows(hidden, rows))
+        return self.head(self.kernels.take_rows(hidden, rows), adapters)

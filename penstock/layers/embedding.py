@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.kernels.adapters import Adapted, PlacedAdapters, TokenAdapters
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import Batch
-from penstock.layers.linear import Linear
+from penstock.layers.linear import AdapterTarget, Linear, ProjectionAdapters
 from penstock.layers.norm import Norm
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -47,6 +50,8 @@ class Embedding(Layer):
         norm: Norm | None = None,
     ) -> None:
         self._embedding, self._add = kernels.embedding, kernels.add
+        self._adapter = kernels.table_adapter
+        self.adapters: tuple[PlacedAdapters, ...] = ()
         self.weight = weight
         self.scale = scale
         self.projection = projection
@@ -57,8 +62,11 @@ class Embedding(Layer):
         self.norm = norm
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The step's tokens → [T, hidden]."""
+        """The step's tokens → [T, hidden], changed by their adapters."""
         hidden = self._embedding(batch.token_ids, self.weight.value, self.scale)
+        tokens = batch.adapters if self.adapters else None
+        if tokens is not None:
+            hidden = self._adapter(batch.token_ids, hidden, Adapted(self.adapters, tokens), self.scale)
         if self.projection is not None:
             hidden = self.projection(hidden, None)
         if self.positions is not None:
@@ -67,6 +75,13 @@ class Embedding(Layer):
             assert batch.token_types is not None
             hidden = self._add(hidden, self._embedding(batch.token_types, self.types.value))
         return hidden if self.norm is None else self.norm(hidden)[0]
+
+    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, AdapterTarget]]:
+        """Slots for the adapters of the table, which is a projection [hidden, vocab] of tokens."""
+        vocab, hidden = self.weight.shape
+        made = kernels.make_adapters(slots, vocab, hidden, max_rank)
+        self.adapters = (PlacedAdapters(made),)
+        yield self.weight.parts[0].key.removesuffix(".weight"), ProjectionAdapters(made)
 
 
 class Head(Layer):
@@ -79,10 +94,20 @@ class Head(Layer):
         self.weight = weight
         self.bias = bias
         self.soft_cap = soft_cap
+        self.adapters: tuple[PlacedAdapters, ...] = ()
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [L, hidden] → logits [L, vocab] float32."""
+    def __call__(self, hidden: Tensor, adapters: TokenAdapters | None = None) -> Tensor:
+        """hidden [L, hidden] → logits [L, vocab] float32, changed by the adapters of those tokens."""
         bias = None if self.bias is None else self.bias.value
         logits = self._kernels.linear(hidden, self.weight.value, bias)
+        if adapters is not None and self.adapters:
+            logits = self._kernels.adapter(hidden, logits, Adapted(self.adapters, adapters), bias)
         logits = logits if logits.dtype == torch.float32 else logits.float()
         return logits if self.soft_cap is None else self._kernels.soft_cap(logits, self.soft_cap)
+
+    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, AdapterTarget]]:
+        """Slots for the adapters of the logits, which an embedding with the same table does not have."""
+        vocab, hidden = self.weight.shape
+        made = kernels.make_adapters(slots, hidden, vocab, max_rank)
+        self.adapters = (PlacedAdapters(made),)
+        yield "lm_head", ProjectionAdapters(made)

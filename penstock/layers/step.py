@@ -68,10 +68,7 @@ class ForwardStep:
     @property
     def adapters(self) -> TokenAdapters | None:
         """Which adapters the step's tokens have; None where no token has one."""
-        batch = self.batch
-        if batch.adapter_slot is None or batch.adapter_scale is None:
-            return None
-        return TokenAdapters(batch.adapter_slot, batch.adapter_scale, batch.logit_rows)
+        return self.batch.adapters
 
     def inject(self, hidden: Tensor, level: int) -> Tensor:
         """`hidden` with the step's media of this level in it; as it is in a step without."""

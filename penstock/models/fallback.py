@@ -19,7 +19,7 @@ from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.layers.batch import Batch, LayerCache
 from penstock.layers.decoder import DecoderModel, Heads, ModelTraits
 from penstock.layers.embedding import Embedding, Head, table
-from penstock.layers.ops import KernelSet
+from penstock.layers.ops import KernelSet, TokenAdapters
 from penstock.layers.part import WHOLE, LayerStates, ModelPart, PartOutput
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Weight
@@ -226,8 +226,8 @@ class FallbackModel(DecoderModel):
         return PartOutput(LayerStates(self.forward(batch, caches)), {})
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Rows int64 of the last step's logits, [rows, vocab_size] float32."""
+    def logits(self, hidden: Tensor, rows: Tensor, adapters: TokenAdapters | None = None) -> Tensor:
+        """Rows int64 of the last step's logits, [rows, vocab_size] float32; nothing has adapters here."""
         assert self._last is not None and hidden is self._last[0]
         return self._last[1][rows].float()
 

@@ -22,6 +22,7 @@ from penstock.weights.adapters.open import adapter_digest, open_adapter
 
 _KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,6})\.(\w+)")
+_STORED_ALIKE = 0.25  # of a row's length: what weights of few bits lose
 _PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
@@ -56,6 +57,8 @@ class AdapterLoader:
         """
         adapter = open_adapter(use.path, self._config)
         self._check_size(use, adapter)
+        for name, table in adapter.tables.items():
+            self._check_table(use, self._named(name), table)
         made: list[tuple[AdapterSlots, LowRank]] = []
         experts: dict[str, dict[int, LowRankTensors]] = {}
         for name, change in adapter.changes.items():
@@ -73,6 +76,7 @@ class AdapterLoader:
         for stack, changes in experts.items():
             made += self._stacked(use, stack, changes)
             self._check_bytes(use, sum(entry.nbytes for _, entry in made))  # others' zeros are many
+        self._check_bytes(use, sum(entry.nbytes for _, entry in made))
         if adapter_digest(use.path) != use.digest:
             raise CheckpointError(f"the adapter {use.path} is not what it was when it got its name; load it again.")
         return tuple(made)
@@ -87,6 +91,19 @@ class AdapterLoader:
         matrices = [tensor.info for change in adapter.changes.values() for tensor in (change.down, change.up)]
         sizes = (math.prod(info.shape) * _KINDS.get(info.format, torch.float32).itemsize for info in matrices)
         self._check_bytes(use, sum(sizes))
+
+    def _check_table(self, use: AdapterUse, name: str, table: StoredTensor) -> None:
+        """Raises CheckpointError for a table other than the model's, up to how that is stored."""
+        own = self._weight_of(name)
+        theirs = self._values(use, table, torch.float32)
+        if own.shape == theirs.shape:
+            off, size = (own - theirs).norm(dim=1), theirs.norm(dim=1)
+            if bool((off <= _STORED_ALIKE * size + 1e-6).all()):
+                return
+        raise CheckpointError(
+            f"the adapter {use.path} brings {quoted(name)} of {list(theirs.shape)} that is not the model's, of "
+            f"{list(own.shape)}: it was resized or trained. Merge the adapter into its model."
+        )
 
     def _check_bytes(self, use: AdapterUse, size: int) -> None:
         if size > self._most_bytes:
@@ -134,12 +151,16 @@ class AdapterLoader:
         if change.magnitude is not None:
             lengths = self._values(use, change.magnitude, torch.float32).reshape(-1)
             weight = self._weight_of(name)
+            weight = weight.T if change.looked_up else weight
             if weight.shape != (len(up), down.shape[1]):
                 raise CheckpointError(
                     f"the adapter {use.path} changes {quoted(name)} as if it had {len(up)} outputs of {down.shape[1]} "
                     f"inputs; it has {list(weight.shape)}. Take an adapter that was made for this model."
                 )
             columns = column_factors(weight, down, up, change.scale, lengths)
+            if not bool(torch.isfinite(columns).all()):
+                told = f"lengths of {quoted(name)} that are no finite multiples of the model's"
+                raise CheckpointError(f"the adapter {use.path} has {told}. Take an adapter made for this model.")
         return target.entries(down, up, change.scale, columns)
 
     def _values(self, use: AdapterUse, tensor: StoredTensor, kind: torch.dtype) -> Tensor:

@@ -32,6 +32,9 @@ class AdapterRoom:
         self._loading: dict[str, Future[Loaded]] = {}
         self._loaded: dict[str, Loaded] = {}  # used least recently first
         self._placed: dict[int, tuple[str, Loaded]] = {}  # by slot
+        self._lent: dict[int, str] = {}  # by slot, what it is to hold
+        self._asked: set[str] = set()  # what is read for a sequence that was queued already
+        self._failed: dict[str, PenstockError] = {}  # of those
         self._thread: ThreadPoolExecutor | None = None
         self._left = False  # somebody has gone who waited: what nobody else waits for need not be read
 
@@ -66,7 +69,11 @@ class AdapterRoom:
 
     def _lacks(self, request: EngineRequest) -> bool:
         """Whether not all of a request's adapters are here; the others are being read then."""
-        missing = [use for use in request.adapters if self._used(use.digest) is None]
+        return self._begin(request.adapters)
+
+    def _begin(self, uses: tuple[AdapterUse, ...]) -> bool:
+        """Begins to read those that are not here; whether there are such."""
+        missing = [use for use in uses if self._used(use.digest) is None]
         for use in missing:
             if use.digest not in self._loading:
                 self._thread = self._thread or ThreadPoolExecutor(1, "penstock-adapters")
@@ -78,7 +85,7 @@ class AdapterRoom:
         failed: dict[str, RequestError] = {}
         if self._left:
             self._left = False
-            wanted = {use.digest for request in self._waiting.values() for use in request.adapters}
+            wanted = {use.digest for request in self._waiting.values() for use in request.adapters} | self._asked
             unread = [digest for digest, job in self._loading.items() if digest not in wanted and job.cancel()]
             for digest in unread:
                 del self._loading[digest]
@@ -88,6 +95,8 @@ class AdapterRoom:
                 self._loaded[digest] = loading.result()
             except PenstockError as error:
                 failed[digest] = RequestError(str(error), param="model", code="adapter_unusable")
+                if digest in self._asked:
+                    self._failed[digest] = error
         found: list[tuple[EngineRequest, RequestError | None]] = []
         for request in list(self._waiting.values()):
             digests = [use.digest for use in request.adapters]
@@ -98,7 +107,7 @@ class AdapterRoom:
             found.append((request, refusal))
         oldest = next(iter(self._waiting.values()), None)
         kept = [request for request, refusal in found if refusal is None] + ([] if oldest is None else [oldest])
-        self._forget({use.digest for request in kept for use in request.adapters})
+        self._forget({use.digest for request in kept for use in request.adapters} | self._asked)
         return found
 
     def wait(self, seconds: float) -> None:
@@ -112,19 +121,37 @@ class AdapterRoom:
         self._left = self._left or left
         return left
 
+    # -- sequences in the queue, as `core.policies.adapters.AdapterFiles`
+
+    def here(self, uses: tuple[AdapterUse, ...]) -> bool:
+        """Whether all are in memory, or cannot be read."""
+        return all(use.digest in self._failed or self._used(use.digest) is not None for use in uses)
+
+    def read(self, uses: tuple[AdapterUse, ...]) -> None:
+        """Begins to read those that are not, which stay until others are asked for."""
+        self._asked, self._failed = {use.digest for use in uses}, {}
+        self._begin(uses)
+
+    def lend(self, placed: tuple[tuple[int, AdapterUse], ...]) -> None:
+        """They stay until other ones get their slots."""
+        self._lent.update((slot, use.digest) for slot, use in placed)
+
     # -- slots, between steps
 
     def place(self, wanted: tuple[tuple[int, AdapterUse], ...]) -> None:
-        """Has slots hold these adapters.
+        """Has slots hold these adapters, which are in memory; never reads a file.
 
         Raises:
-            CheckpointError: one that had to be read again cannot be.
+            CheckpointError: one could not be read again.
         """
         for slot, use in wanted:
             held = self._placed.get(slot)
             if held is not None and held[0] == use.digest:
                 continue
-            loaded = self._used(use.digest) or self._read(use)  # again, where too many others came since
+            loaded = self._used(use.digest)
+            if loaded is None:
+                name = Path(use.path).name
+                raise self._failed.get(use.digest) or CheckpointError(f"the adapter {name} is not in memory any more.")
             before = () if held is None else held[1]
             self._placed[slot] = "", (*before, *loaded)  # neither, should this fail in the middle
             filled = {id(slots) for slots, _ in loaded}
@@ -143,21 +170,14 @@ class AdapterRoom:
     def _read(self, use: AdapterUse) -> Loaded:
         """Raises CheckpointError for what cannot be read or is too large; clients learn no path by it."""
         assert self._load is not None
-        most = self._most_bytes // self._slots
         path = Path(use.path)
         try:
-            loaded = self._load(replace(use, path=str(path)))  # as paths are written, which errors name
+            return self._load(replace(use, path=str(path)))  # as paths are written, which errors name
         except PenstockError as error:
             raise CheckpointError(str(error).replace(str(path), path.name)) from error
         except Exception as error:  # whatever its files have done to who reads them: the engine goes on
             _log.exception("the adapter %s cannot be read", path)
             raise CheckpointError(f"the adapter {path.name} cannot be read; the server's log says why.") from error
-        if (size := _bytes(loaded)) > most:
-            raise CheckpointError(
-                f"the adapter {path.name} takes {size:,} bytes, but each has room for {most:,}; start with a larger "
-                "--max-lora-rank."
-            )
-        return loaded
 
     def _used(self, digest: str) -> Loaded | None:
         found = self._loaded.pop(digest, None)
@@ -171,7 +191,7 @@ class AdapterRoom:
         """Has memory hold no more than it may, but for what somebody has waited for, which is not to be read again."""
         held = {**self._loaded, **dict(self._placed.values())}
         left = self._most_bytes - sum(map(_bytes, held.values()))
-        placed = {digest for digest, _ in self._placed.values()}
+        placed = {digest for digest, _ in self._placed.values()} | set(self._lent.values())
         for digest in [digest for digest in self._loaded if digest not in placed and digest not in kept]:
             if left >= 0:
                 break

@@ -116,6 +116,7 @@ class BatchBuilder:
         self._seen = [[0] * max_rows for _ in range(num_groups)]  # leading entries that `changes` has returned
         self._adapters = np.zeros((max_rows, MOST_ADAPTERS), np.int64)
         self._weights = np.zeros((max_rows, MOST_ADAPTERS), np.float32)
+        self._firsts = np.zeros((max_rows, MOST_ADAPTERS), np.int64)  # tokens from which they count
         self._last = [0] * max_rows
         self._samples: torch.Tensor | None = None  # as `_last`, where samples stay on the device; then a 0
         self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
@@ -138,6 +139,7 @@ class BatchBuilder:
         self._adapters[new.slot] = 0
         for place, (slot, use) in enumerate(new.adapters):
             self._adapters[new.slot, place], self._weights[new.slot, place] = slot, use.weight
+            self._firsts[new.slot, place] = use.first
         if self._second is not None and not self._one_type:
             self._second[new.slot] = new.pooling.second if new.pooling else 0
         for g, blocks in enumerate(new.blocks):
@@ -234,12 +236,16 @@ class BatchBuilder:
             context_lens=tuple(context_lens),
             state_slot=self._tensor(rows),
             state_after=None if len(tokens) == count else self._states_after(spans),
-            adapter_slot=self._tensor(self._adapters[token_rows, :most]) if most else None,
+            adapter_slot=self._tensor(self._counting(token_rows, positions, most)) if most else None,
             adapter_scale=self._tensor(self._weights[token_rows, :most]) if most else None,
             masks=() if self._mask is MaskKind.CAUSAL else (self._mask,) * count,
             token_types=None if self._second is None else self._types(self._second[token_rows], positions),
             injected=injected,
         )
+
+    def _counting(self, slots: Numbers, tokens: Numbers, most: int) -> Numbers:
+        """The adapters [T, most] of each slot's token of that number, 0 for those that count later."""
+        return np.where(tokens[:, None] >= self._firsts[slots, :most], self._adapters[slots, :most], 0)
 
     def places(self, slots: Numbers, tokens: Numbers) -> Numbers:
         """Positions [P, T] of each slot's token of that number."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.kernels.adapters import TokenAdapters, tokens_of
 from penstock.kernels.copies import upload
 from penstock.kernels.cpu import native, recording
 from penstock.layers.batch import Batch, GroupTables, Injection, LayerCache
@@ -68,8 +69,10 @@ class EagerExecutor:
         self._caches = caches
         self._part = part
         self._output: PartOutput | None = None
+        self._adapters: TokenAdapters | None = None
 
     def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
+        self._adapters = batch.adapters
         self._output = self._model.run(batch, self._caches, self._part, given)
 
     def decoding(self, builder: BatchBuilder) -> DecodeProgram | None:
@@ -94,8 +97,12 @@ class EagerExecutor:
     def logits(self, rows: Rows | None = None) -> Tensor:
         hidden = self.hidden()
         if rows is None:
-            return self._model.logits(hidden, torch.arange(len(hidden), device=hidden.device))
-        return self._model.logits(hidden, upload(np.asarray(rows), hidden.device))
+            wanted = torch.arange(len(hidden), device=hidden.device)
+        else:
+            wanted = upload(np.asarray(rows), hidden.device)
+        if self._adapters is None:
+            return self._model.logits(hidden, wanted)
+        return self._model.logits(hidden, wanted, tokens_of(self._adapters, wanted))
 
 
 class RecordedExecutor:
@@ -125,9 +132,12 @@ class RecordedExecutor:
         body.finish(output.states.hidden, max_tokens, max_tokens)
         self._body, self._output = body, output
         self._tokens = self._rows = 0
+        self._adapters: TokenAdapters | None = None  # of the step, where logits have such
+        self._adapts_logits = model.head is not None and bool(model.head.adapters)
         head = recording.Recording(fast, kept=kept)
         if model.head is not None and part.end is None:
-            head.finish(model.logits(head.result_of(body, output.states.hidden), head.logit_index), 0, max_logit_rows)
+            hidden, rows = head.result_of(body, output.states.hidden), head.logit_index
+            head.finish(model.logits(hidden, rows, TokenAdapters(rows, rows, rows)), 0, max_logit_rows)
         self._head = head
         self._max_logit_rows = max_logit_rows
         self._all: Rows = np.arange(max_tokens, dtype=np.int64)
@@ -136,6 +146,7 @@ class RecordedExecutor:
 
     def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
         self._tokens, self._rows = len(batch.token_ids), len(batch.logit_rows)
+        self._adapters = batch.adapters if self._adapts_logits else None
         if self._inputs is not None:
             assert given is not None
             for memory, states in zip(self._inputs.tensors(), given.tensors(), strict=True):
@@ -175,9 +186,15 @@ class RecordedExecutor:
             rows = self._all[: self._rows]
         most = self._max_logit_rows
         if len(rows) <= most:
-            return self._head.run_rows(rows)
+            return self._run_head(rows)
         parts = (rows[begin : begin + most] for begin in range(0, len(rows), most))
-        return torch.cat([self._head.run_rows(part).clone() for part in parts])
+        return torch.cat([self._run_head(part).clone() for part in parts])
+
+    def _run_head(self, rows: Rows) -> Tensor:
+        if self._adapters is None:
+            return self._head.run_rows(rows)
+        own = self._adapters.rows
+        return self._head.run_rows(rows, self._adapters.slot[own], self._adapters.scale[own])
 
 
 def _inputs(model: Model, caches: Sequence[LayerCache], part: ModelPart, max_tokens: int) -> LayerStates | None:

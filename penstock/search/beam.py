@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.config import limits
+from penstock.config.adapters import activated
 from penstock.config.errors import ContextLengthError, EngineDeadError, ParameterError, PenstockError
 from penstock.config.logprobs import check_mode, is_many
 from penstock.config.sampling import SamplingParams
@@ -202,6 +203,7 @@ async def _outputs(
 ) -> AsyncGenerator[EngineOutput]:
     one = SamplingParams(max_tokens=1, temperature=0.0, logprobs=search.alternatives)
     cached: int | None = None
+    adapters = await asyncio.to_thread(activated, frontend.adapters, prompt_ids) if frontend.adapters else ()
 
     async def after(index: int, beam: Beam) -> EngineOutput:
         name = f"{request.live_id}-{len(beam.tokens)}-{index}"
@@ -213,7 +215,7 @@ async def _outputs(
             priority=request.priority,
             cache_salt=request.cache_salt,
             owner=request.owner,
-            adapters=frontend.adapters,
+            adapters=adapters,
         )
         outputs, reused = frontend.client.submit(asked), None
         try:

@@ -19,7 +19,8 @@ def most_adapters(options: EngineOptions) -> int:
 
 
 def bytes_of_one(facts: ModelFacts, rank: int) -> int:
-    """An adapter of all projections of attention and feed-forward layers, in float32; experts count as one."""
+    """An adapter of embedding, head and all projections of a model, in float32; experts of a layer count as one."""
     hidden, attention = facts.hidden_size, facts.attention_size
     layer = 4 * (hidden + attention) + 3 * (hidden + facts.intermediate_size)
-    return _VALUE_BYTES * rank * layer * max(1, len(facts.layers))
+    tables = 2 * (hidden + facts.vocab_size)
+    return _VALUE_BYTES * rank * (layer * max(1, len(facts.layers)) + tables)

@@ -32,6 +32,7 @@ from penstock.runtime.pooling import Pooler
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.adapters import make_adapter_room
+from penstock.startup.control_vectors import steer
 from penstock.startup.draft import load_drafter
 from penstock.startup.draft_head import load_head
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
@@ -78,7 +79,10 @@ def load(
     with oom_as_plan_error(spec.plan, "the weights were loaded", lighter):
         load_weights(model, spec.checkpoint, spec.weights, progress=progress, cache=cache)
         model.place(torch.device(options.torch_device))
+    steered = steer(model, options)
     notes = [Decision("packed weights", "kept" if cache else "not kept", cache.describe if cache else why)]
+    if steered:
+        notes.append(Decision("control vectors", steered, "--control-vector"))
     kv = choose_kv_types(model, spec.groups, options.kv_cache_dtype, options.block_size, options.torch_device)
     if kv.reason:
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))

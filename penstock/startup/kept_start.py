@@ -274,7 +274,8 @@ def _kept_at(asked: EngineOptions) -> Path | None:
     if asked.device != "cpu" and (asked.device != "auto" or has_accelerator_files()):
         return None
     drafts = speculation(asked.speculative_config)
-    if asked.enable_lora or (drafts is not None and drafts.loads):  # which have to be loaded
+    loads = asked.enable_lora or asked.control_vector or (drafts is not None and drafts.loads)
+    if loads:  # which has to be done
         return None
     weights = weights_place(asked, served_name(str(model)), model)
     if weights is None or not os.path.exists(start_place(weights)):  # False where the folder cannot be searched

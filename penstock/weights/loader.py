@@ -204,6 +204,8 @@ class StoredMatrices:
             CheckpointError: there is none of that name, or it cannot be decoded.
         """
         source = self._sources.get(f"{name}.weight") or self._sources.get(f"{name}.transposed")
+        if source is None and name == "lm_head":  # has the embedding's table
+            source = self._sources.get("model.embed_tokens.weight")
         if source is None:
             raise CheckpointError(f"{self._checkpoint.path} has no matrix of its own for {name}.")
         method = checkpoint_method(self._checkpoint.config, self._checkpoint.tensors)

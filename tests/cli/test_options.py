@@ -77,6 +77,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "max_logprobs": -1, "logprobs_mode": "raw_logits", "hf_overrides": '{"rope_theta": 5.0}',
         "watermark_key": 42, "speculative_config": '{"method": "ngram"}', "pooler_config": '{"dimensions": 4}',
         "max_loras": 3, "max_lora_rank": 32, "max_cpu_loras": 9,
+        "control_vector": "a.gguf:2", "control_vector_layers": "1-2",
     }  # fmt: skip
     flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
     flags += ["--no-enable-prefix-caching", "--batch-invariant", "--enforce-eager", "--scheduling-policy", "priority"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from penstock.config.adapters import AdapterUse
+from penstock.config.adapters import AdapterUse, activated
 from penstock.config.errors import RequestError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
@@ -22,7 +22,7 @@ from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
-from penstock.weights.adapters.open import adapter_digest
+from penstock.weights.adapters.open import adapter_digest, read_adapter
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 ISA = "avx2" if "avx2" in native.usable_isas() else "generic"  # those whose products are in float32
@@ -69,6 +69,63 @@ def engine() -> Iterator[Engine]:
     yield engine
     engine.close()
     native.select_isa("auto")
+
+
+def activated_copy(shared_data: Path, folder: Path, name: str, invocation: list[int]) -> AdapterUse:
+    """An adapter that counts from these tokens on."""
+    made = shutil.copytree(shared_data / "models" / f"penstock-concierge-lora-{name}", folder / name)
+    config = json.loads((made / "adapter_config.json").read_text())
+    (made / "adapter_config.json").write_text(json.dumps(config | {"alora_invocation_tokens": invocation}))
+    return read_adapter(made)[0]
+
+
+def test_what_comes_before_an_invocation_is_the_models_own(shared_data: Path, engine: Engine, tmp_path: Path) -> None:
+    """It is found by whoever has it, and the same bits as where nothing was found; what follows is nobody else's."""
+    prompt = tuple(prompts(shared_data, "caps")[1]["prompt"]) * 3
+    first = len(prompt) - 20
+    invocation = list(prompt[first : first + 4])
+    uses = {name: activated_copy(shared_data, tmp_path, name, invocation) for name in ("caps", "captain")}
+    asked = {name: ask(name, prompt, *activated((use,), prompt)) for name, use in uses.items()}
+    asked["both"] = ask("both", prompt, *activated(tuple(uses.values()), prompt))
+    asked["plain"] = ask("plain", prompt)
+    assert {use.first for one in asked.values() for use in one.adapters} == {first}
+    alone: Answers = {}
+    for one in asked.values():
+        engine.scheduler.cache.clear()
+        alone |= finish(engine, one)
+    assert len({tuple(answer) for answer in alone.values()}) == len(asked)
+    for order in (["plain", "caps", "captain", "both"], ["caps", "plain", "both", "captain"]):
+        engine.scheduler.cache.clear()
+        for number, name in enumerate(order):
+            found, cached = told(engine, asked[name])
+            assert found == alone[name, 0]
+            assert cached == (first if number else 0)
+        for name in order:
+            assert told(engine, asked[name]) == (alone[name, 0], len(prompt) - 1)
+    engine.scheduler.cache.clear()
+    assert finish(engine, *asked.values()) == alone
+
+
+def test_an_adapter_whose_invocation_is_not_there_does_not_count(
+    shared_data: Path, engine: Engine, tmp_path: Path
+) -> None:
+    prompt = tuple(prompts(shared_data, "caps")[1]["prompt"])
+    use = activated_copy(shared_data, tmp_path, "caps", [3, 1, 4, 1, 5, 9])
+    assert activated((use,), prompt) == ()
+
+
+def told(engine: Engine, request: EngineRequest) -> tuple[list[TokenLogprobs], int]:
+    """An answer, and how many tokens of its prompt were found."""
+    answer: list[TokenLogprobs] = []
+    cached = 0
+    engine.add(request)
+    while engine.has_work:
+        for waited, refused in engine.adapters.ready():
+            assert refused is None and engine.add(waited)
+        for output in engine.step():
+            answer += output.logprobs
+            cached = max(cached, output.cached_tokens or 0)
+    return answer, cached
 
 
 def prompts(shared_data: Path, name: str) -> list[dict[str, Any]]:

@@ -300,3 +300,20 @@ def test_the_native_library_has_the_same_limit():
     step.set_adapters(0, 0, MOST_ADAPTERS)
     with pytest.raises(ValueError, match=f"up to {MOST_ADAPTERS} adapters, not {MOST_ADAPTERS + 1}"):
         step.set_adapters(0, 0, MOST_ADAPTERS + 1)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ops", OPS.values(), ids=OPS)
+def test_a_table_is_a_projection_of_tokens(ops: Any, dtype: torch.dtype, columns: bool) -> None:
+    adapters = filled(ops, dtype, columns=columns)
+    numbers = torch.randint(INPUTS, (TOKENS,), generator=torch.Generator().manual_seed(8))
+    _, out = activations()
+    found = ops.table_adapter(numbers, out.clone(), has(adapters), 1.5)
+    one_hot = 1.5 * torch.nn.functional.one_hot(numbers, INPUTS).float()
+    torch.testing.assert_close(found, reference.adapter(one_hot, out.clone(), has(adapters)), rtol=1e-5, atol=1e-5)
+    assert torch.equal(found[WITHOUT], out[WITHOUT])
+    for token in range(TOKENS):
+        one = slice(token, token + 1)
+        own = Adapted((PlacedAdapters(adapters),), TokenAdapters(SLOT[one], SCALE[one], torch.arange(0)))
+        assert torch.equal(ops.table_adapter(numbers[one], out[one].clone(), own, 1.5), found[one]) or ops is reference

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv.cache_spec import group_layers
+from penstock.kernels.adapters import tokens_of
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.cache import KvTensors
 from penstock.kernels.registry import KernelContext
@@ -81,7 +82,10 @@ class Harness:
         for row, new in work.items():
             self._extend(row, len(new))
         batch = replace(self._batch(work), logit_rows=torch.tensor(tokens, dtype=torch.int64))
-        return self.model.logits(self.model.forward(batch, self.caches), torch.arange(len(tokens)))
+        hidden, rows = self.model.forward(batch, self.caches), torch.arange(len(tokens))
+        if batch.adapters is None:
+            return self.model.logits(hidden, rows)
+        return self.model.logits(hidden, rows, tokens_of(batch.adapters, rows))
 
     def _extend(self, row: str, count: int) -> None:
         tables = self.tables.setdefault(row, [[] for _ in self.groups])

@@ -70,6 +70,20 @@ def rooms() -> Iterator[Rooms]:
         room.close()
 
 
+def placed(room: AdapterRoom, *wanted: tuple[int, AdapterUse]) -> None:
+    """Reads what is not in memory, as the gate does, and has slots hold it."""
+    uses = tuple(one for _, one in wanted)
+    if not room.here(uses):
+        room.read(uses)
+    for _ in range(100):
+        if room.here(uses):
+            break
+        room.wait(60.0)
+        room.ready()
+    room.lend(wanted)
+    room.place(wanted)
+
+
 def until_ready(room: AdapterRoom) -> list[tuple[EngineRequest, Any]]:
     """What a room has ready, once there is something."""
     for _ in range(100):
@@ -81,7 +95,7 @@ def until_ready(room: AdapterRoom) -> list[tuple[EngineRequest, Any]]:
 
 def test_two_adapters_of_a_request_come_together_where_all_slots_are_full(rooms: Rooms) -> None:
     room = rooms()
-    room.place(((1, use("a")), (2, use("b"))))
+    placed(room, (1, use("a")), (2, use("b")))
     assert room.add(both := ask("both", "x", "y"))
     assert until_ready(room) == [(both, None)]
     assert not room.add(both), "they are here"
@@ -100,7 +114,9 @@ def test_whatever_reading_raises_is_a_refusal(rooms: Rooms, error: Exception) ->
     ((request, refusal),) = until_ready(room)
     assert request is bad and "the adapter x cannot be read" in str(refusal)
     with pytest.raises(CheckpointError, match="the adapter x cannot be read"):
-        room.place(((1, use("x")),))
+        placed(room, (1, use("x")))
+    with pytest.raises(CheckpointError, match="the adapter y is not in memory"):
+        room.place(((1, use("y")),))
 
 
 @pytest.mark.parametrize("path", ["/adapters/secret/x", "/adapters/secret/x/", "/adapters//secret/./x"])
@@ -157,16 +173,31 @@ def test_a_slot_that_was_half_filled_holds_no_adapter(rooms: Rooms) -> None:
         return tuple((slots, SimpleNamespace(nbytes=1, of=asked.digest)) for slots in parts[asked.digest])
 
     room = rooms(load)
-    room.place(((1, use("old")),))
-    room.place(((1, use("new")),))
+    placed(room, (1, use("old")))
+    placed(room, (1, use("new")))
     assert (queries.held[1].of, keys.held[1].of, values.held) == ("new", "new", {})
-    room.place(((1, use("old")),))
+    placed(room, (1, use("old")))
     with pytest.raises(MemoryError):
-        room.place(((1, use("fails")),))
+        placed(room, (1, use("fails")))
     assert queries.held[1].of == "fails"
-    room.place(((1, use("old")),))
+    placed(room, (1, use("old")))
     assert (queries.held[1].of, keys.held, values.held[1].of) == ("old", {}, "old")
     with pytest.raises(MemoryError):
-        room.place(((1, use("fails")),))
-    room.place(((1, use("last")),))
+        placed(room, (1, use("fails")))
+    placed(room, (1, use("last")))
     assert (queries.held, keys.held, values.held[1].of) == ({}, {}, "last")
+
+
+def test_what_a_slot_was_lent_for_stays(rooms: Rooms) -> None:
+    """However many others come before the step that fills it."""
+    room = rooms()
+    room.read((use("a"),))
+    while not room.here((use("a"),)):
+        room.wait(60.0)
+        room.ready()
+    room.lend(((1, use("a")),))
+    for number in range(5):
+        assert room.add(ask(f"{number}", f"x{number}"))
+        until_ready(room)
+    room.place(((1, use("a")),))
+    assert rooms.read.count("a") == 1

@@ -195,7 +195,7 @@ def test_how_they_are_given_at_the_start(folders: dict[str, Path]) -> None:
 def test_a_path_from_the_home_folder_is_kept_whole(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors tell no client a path that the engine knows."""
     monkeypatch.setenv("HOME", str(folders["one"].parent))
-    assert AdapterNames().add("a", "~/one", "digest", 4).use.path == str(folders["one"])
+    assert AdapterNames(["a=~/one"]).all()[0].use.path == str(folders["one"])
 
 
 def test_more_of_a_request_than_there_are_slots(own: Running) -> None:

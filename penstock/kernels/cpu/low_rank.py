@@ -35,6 +35,18 @@ def adapter_uses(tape: Recording, parts: Sequence[PlacedAdapters], tokens: Token
     return [make(part.slots.table, part.offset) for part in parts]
 
 
+def table_adapter(numbers: Any, out: Any, adapters: Adapted, scale: float = 1.0) -> Any:
+    for part in adapters.parts:
+        tape = tape_of(out)
+        _tell(tape, adapters.tokens, out)
+        if isinstance(tape, Eager):
+            tape.step.set(tape.rows, 0, numbers.data_ptr(), 0, 0, 0)
+        tape.refs.append(part)
+        tape.program.table_adapter(part.slots.table, scale, tape.index(out))
+        tape.done()
+    return out
+
+
 def adapter(x: Any, out: Any, adapters: Adapted, bias: Tensor | None = None, residual: Any = None) -> Any:
     for part in adapters.parts:
         tape = tape_of(x)

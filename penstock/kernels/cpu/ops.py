@@ -150,7 +150,8 @@ def activate(x: Any, activation: str, limit: float = 0.0) -> Any:
 def add(a: Any, b: Any) -> Any:
     tape, size = tape_of(a), width_of(a)
     out = tape.new(size, extent_of(a))
-    tape.program.add(tape.index(a), tape.index(b), size, tape.index(out), extent_of(a))
+    vector = not isinstance(b, Handle) and b.dim() == 1
+    tape.program.add(tape.index(a), tape.index(b), size, tape.index(out), vector, extent_of(a))
     return tape.done(out)
 
 

@@ -197,9 +197,9 @@ class Recording(StepProgram):
         assert self._result is not None
         return self._result.index, self._result.width
 
-    def run_rows(self, rows: Memory) -> Tensor:
+    def run_rows(self, rows: Memory, adapter_slot: Memory | None = None, adapter_scale: Memory | None = None) -> Tensor:
         """Replays a program over rows [L] int64 and returns its result, [L, width], valid until the next run."""
-        self.run_on(rows)
+        self.run_on(rows, adapter_slot, adapter_scale)
         return self.result(len(rows))
 
     def result(self, rows: int) -> Tensor:

@@ -123,9 +123,11 @@ class StepProgram:
             step.set_kinds(address(prompt_tokens))
         self.program.run(step)
 
-    def run_on(self, rows: Memory) -> None:
-        """Runs a program over rows [L] int64 of another's results."""
+    def run_on(self, rows: Memory, adapter_slot: Memory | None = None, adapter_scale: Memory | None = None) -> None:
+        """Runs a program over rows [L] int64 of another's results; adapters as in a Batch, of all those results."""
         self._step.set_logits(len(rows), address(rows))
+        count = 0 if adapter_slot is None else adapter_slot.shape[1]
+        self._step.set_adapters(address(adapter_slot), address(adapter_scale), count)
         if self.fast:
             self._step.set_all_generated()
         self.program.run(self._step)

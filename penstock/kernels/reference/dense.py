@@ -89,7 +89,7 @@ def gated_linear(
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    return a + b
+    return (a + b).to(a.dtype)
 
 
 def multiply(x: Tensor, factors: Tensor) -> Tensor:

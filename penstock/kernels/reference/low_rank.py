@@ -34,6 +34,24 @@ def change(x: Tensor, out: Tensor, slots: AdapterSlots, rows: RowAdapters, known
             out[chosen] += (more * rows.scale[chosen, place].unsqueeze(1)).to(out.dtype)
 
 
+def table_adapter(numbers: Tensor, out: Tensor, adapters: Adapted, scale: float = 1.0) -> Tensor:
+    rows, given = rows_of(adapters.tokens, out), out.to(torch.float32, copy=True)
+    for part in adapters.parts:
+        for place in range(rows.slot.shape[1]):
+            named = rows.slot[:, place]
+            for index in set(named.tolist()):
+                entry = part.slots.entries[index] if index < len(part.slots.entries) else None
+                if entry is None:
+                    continue
+                chosen = (named == index).nonzero().squeeze(1)
+                low = entry.down[:, numbers[chosen]].T.float() * (scale * entry.scale)
+                more = low @ entry.up.float()
+                if entry.columns is not None:
+                    more = entry.columns * more + (entry.columns - 1.0) * given[chosen]
+                out[chosen] += (more * rows.scale[chosen, place].unsqueeze(1)).to(out.dtype)
+    return out
+
+
 def _of_expert(entry: LowRank, number: int) -> LowRank:
     columns = None if entry.columns is None else entry.columns[number]
     return replace(entry, down=entry.down[number], up=entry.up[number], columns=columns)

@@ -119,17 +119,45 @@ def _add(
     count = len(adapters.entries) * adapters.experts
     chosen = sorted_rows(number.unsqueeze(1), count)
     shared = GroupedRows(chosen.rows, chosen.experts, chosen.size, chosen.count, share)
-    low = torch.zeros(len(number), up.shape[1], dtype=x.dtype, device=x.device)
+    low = torch.zeros(len(number), up.shape[1], dtype=x.dtype, device=out.device)
     multiply(x, down, low, None, None, shared, count, split=True)
-    low = (low.float() * scale).to(x.dtype)
+    _expand((low.float() * scale).to(x.dtype), out, adapters, number, scale, given, chosen)
+
+
+def _expand(
+    low: Tensor, out: Tensor, adapters: DeviceAdapters, number: Tensor, scale: Tensor, given: Tensor | None,
+    chosen: GroupedRows | None = None,
+) -> None:  # fmt: skip
+    count = len(adapters.entries) * adapters.experts
+    _, up = adapters.in_type(low.dtype)
+    chosen = chosen or sorted_rows(number.unsqueeze(1), count)
     if adapters.columns is None or given is None:
         multiply(low, up, out, None, out, chosen, count)
         return
-    more = torch.zeros(out.shape, dtype=torch.float32, device=x.device)
+    more = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
     multiply(low, up, more, None, None, chosen, count)
     factor = adapters.columns[number.clamp(min=0)]
     changed = out.float() + factor * more + (factor - 1.0) * scale * given
     out.copy_(torch.where((number < 0).unsqueeze(1), out, changed.to(out.dtype)))
+
+
+def table_adapter(numbers: Tensor, out: Tensor, adapters: Adapted, scale: float = 1.0) -> Tensor:
+    """As kernels.api.TableAdapter."""
+    rows = rows_of(adapters.tokens, out)
+    for part in adapters.parts:
+        slots = part.slots
+        assert isinstance(slots, DeviceAdapters)
+        if not slots.filled or not len(out):
+            continue
+        given = None if slots.columns is None else out.to(torch.float32, copy=True)
+        for place in range(rows.slot.shape[1]):
+            number = slots.used[rows.slot[:, place].clamp(max=len(slots.entries) - 1)]
+            down, _ = slots.in_type(out.dtype)
+            found = down.view(len(slots.entries), -1, slots.inputs)[number.clamp(min=0), :, numbers]
+            factors = rows.scale[:, place : place + 1]
+            low = (found.float() * (scale * factors)).to(out.dtype).contiguous()
+            _expand(low, out, slots, number, factors, given)
+    return out
 
 
 def adapter(

@@ -16,7 +16,8 @@ from penstock.config.adapters import AdapterUse
 from penstock.config.errors import CheckpointError, RequestError, format_value
 from penstock.config.sampling import SamplingParams
 from penstock.core.request import GenerationRequest
-from penstock.host.adapters import MOST_NAME_CHARS, AdapterNames, read_adapter
+from penstock.engine.frontend import Frontend
+from penstock.host.adapters import MOST_NAME_CHARS, AdapterNames, NamedAdapter
 from penstock.server.adapter_fields import MOST_SCALES, AdapterScale
 from penstock.server.auth import AdminKeys, owner_of
 from penstock.server.body import read_body, translated, validate, whole_body
@@ -89,13 +90,13 @@ class _Adapters:
         model = self.model(request)
         model.require_ready()
         try:
-            digest, rank = await asyncio.to_thread(read_adapter, body.lora_path)
+            use, rank = await asyncio.to_thread(AdapterNames.read, body.lora_path)
         except CheckpointError as error:
             raise RequestError(str(error), param="lora_path", code="adapter_unusable") from error
         names, again = model.adapters, body.load_inplace
         names.check(body.lora_name, again=again)
-        await self._try(request, model, body.lora_name, AdapterUse(digest, body.lora_path))
-        names.add(body.lora_name, body.lora_path, digest, rank, again=again)
+        await self._try(request, model, body.lora_name, use)
+        names.add(body.lora_name, use, rank, again=again)
         return names
 
     async def unload(self, request: Request, body: UnloadAdapterBody) -> AdapterNames:
@@ -158,10 +159,8 @@ def _add_llama(router: APIRouter, context: ServerContext, adapters: _Adapters) -
     @router.get("/lora-adapters", summary="List the adapters", openapi_extra=gives("application/json"))
     async def listed() -> Response:
         models: Sequence[ModelContext] = () if context.models.host is not None else context.models.all()
-        lists = [model.adapters.all() for model in models]
-        return await made_answer(
-            lambda: [{"id": one.number, "path": one.name, "scale": one.scale} for found in lists for one in found]
-        )
+        lists = [(model.frontend, model.adapters.all()) for model in models]
+        return await made_answer(lambda: [_as_llama(frontend, one) for frontend, found in lists for one in found])
 
     @router.post("/lora-adapters", summary="Scale the adapters", openapi_extra=dict(_SCALES))
     async def scale(request: Request) -> Response:
@@ -171,6 +170,14 @@ def _add_llama(router: APIRouter, context: ServerContext, adapters: _Adapters) -
         if pairs or context.models.host is None:
             adapters.model(request).adapters.scale(pairs, "scales")
         return json_response({"success": True})
+
+
+def _as_llama(frontend: Frontend, one: NamedAdapter) -> dict[str, Any]:
+    told = {"id": one.number, "path": one.name, "scale": one.scale}
+    if invocation := one.use.invocation:
+        text = frontend.text.tokenizer.decode(invocation, skip_special_tokens=False)
+        told |= {"alora_invocation_string": text, "alora_invocation_tokens": list(invocation)}
+    return told
 
 
 def _listed(raw: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.config.adapters import AdapterUse
 from penstock.config.errors import CheckpointError
 from penstock.weights.adapters.adapter import Adapter
 from penstock.weights.adapters.gguf import open_gguf_adapter
@@ -43,10 +44,9 @@ def adapter_digest(path: str | Path) -> str:
         CheckpointError: they cannot be read.
     """
     place = _place(path)
-    files = (place / CONFIG, place / WEIGHTS) if is_peft(place) else (place,)
     digest = hashlib.sha256()
     try:
-        for file in files:
+        for file in _files(place):
             if not file.is_file():  # devices and pipes may have no end
                 raise CheckpointError(
                     f"there is no adapter at {place}: {file} is missing, or no plain file; {_WANTED}."
@@ -58,6 +58,33 @@ def adapter_digest(path: str | Path) -> str:
     except OSError as error:
         raise CheckpointError(f"the adapter at {place} cannot be read: {error.strerror or error}.") from error
     return digest.hexdigest()
+
+
+def read_adapter(path: str | Path) -> tuple[AdapterUse, int]:
+    """What names the adapter at a path, and the largest of its ranks. Reads all of it: not for an event loop.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    adapter = open_adapter(path)
+    place = str(Path(path).expanduser())
+    return AdapterUse(adapter_digest(path), place, invocation=adapter.invocation), adapter.rank
+
+
+def adapter_state(path: str | Path) -> tuple[tuple[int, int, int], ...]:
+    """Inode, size and time of change of an adapter's files: another one where its content may be another.
+
+    () where they cannot be looked at, as `read_adapter` will tell.
+    """
+    try:
+        told = [file.stat() for file in _files(_place(path))]
+    except (OSError, CheckpointError):
+        return ()
+    return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in told)
+
+
+def _files(place: Path) -> tuple[Path, ...]:
+    return (place / CONFIG, place / WEIGHTS) if is_peft(place) else (place,)
 
 
 def _place(path: str | Path) -> Path:

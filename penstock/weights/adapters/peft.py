@@ -15,13 +15,14 @@ from typing import Any, Final
 
 from penstock.config.errors import CheckpointError, quoted
 from penstock.quant.tensor import StoredTensor
-from penstock.weights.adapters.adapter import Adapter, LowRankTensors, check_pair
+from penstock.weights.adapters.adapter import Adapter, LowRankTensors, check_pair, invocation_of
 from penstock.weights.readers.files import read_object
 from penstock.weights.readers.safetensors import read_safetensors_file
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
-_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+_PAIRS: Final = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
+_TABLE: Final = ".base_layer.weight"  # what PEFT saves of embeddings and heads beside their adapters
 _LENGTHS: Final = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 _CHANGE_BASE: Final = ("pissa", "corda", "olora", "loftq", "lora_ga")  # ways to begin, which PEFT repeats on loading
 _MOST_ALPHA: Final = 1e30
@@ -37,7 +38,6 @@ _NOT_READ: Final[Mapping[str, str]] = MappingProxyType(
         "use_qalora": "QALoRA groups inputs",
         "use_bdlora": "BD-LoRA's matrices are blocks",
         "arrow_config": "Arrow chooses among adapters",
-        "alora_invocation_tokens": "activated LoRA begins in the middle of a prompt",
     }
 )
 
@@ -75,16 +75,18 @@ def open_peft(folder: Path) -> Adapter:
         )
     tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors_file(folder / WEIGHTS).items()}
     changes = _changes(folder, config, tensors)
-    return Adapter(folder, changes, str(config.get("base_model_name_or_path") or ""))
+    tables = {name.removesuffix(_TABLE): tensor for name, tensor in tensors.items() if name.endswith(_TABLE)}
+    invocation = invocation_of(folder, config.get("alora_invocation_tokens"))
+    return Adapter(folder, changes, str(config.get("base_model_name_or_path") or ""), invocation, tables)
 
 
 def _changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, LowRankTensors]:
     _check_patterns(folder, config.get("alpha_pattern") or {})
-    suffixes = (_DOWN, _UP, *_LENGTHS)
-    odd = next((name for name in tensors if not name.endswith(suffixes)), None)
+    suffixes = (*_PAIRS[0], *_PAIRS[1], *_LENGTHS)
+    odd = next((name for name in tensors if not name.endswith((*suffixes, _TABLE))), None)
     if odd is not None:
         raise CheckpointError(
-            f"{folder} holds {quoted(odd)}, which is no part of a LoRA adapter of linear layers. "
+            f"{folder} holds {quoted(odd)}, which is no part of a LoRA adapter of linear layers and embeddings. "
             "Merge it into its model, or train it without that."
         )
     names = {name.removesuffix(suffix): None for name in tensors for suffix in suffixes if name.endswith(suffix)}
@@ -92,13 +94,15 @@ def _changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Stor
         raise CheckpointError(f"{folder} changes nothing: {WEIGHTS} holds no matrices. Save the adapter again.")
     found = {}
     for name in names:
-        down, up = tensors.get(name + _DOWN), tensors.get(name + _UP)
+        looked_up = any(name + suffix in tensors for suffix in _PAIRS[1])
+        down, up = (tensors.get(name + suffix) for suffix in _PAIRS[looked_up])
         check_pair(folder, name, down, up)
         assert down is not None and up is not None
         lengths = next((tensors[name + suffix] for suffix in _LENGTHS if name + suffix in tensors), None)
         if lengths is not None and math.prod(lengths.info.shape) != up.info.shape[0]:
             raise CheckpointError(f"{folder}: {quoted(name)} has {list(lengths.info.shape)} lengths for its rows.")
-        found[name] = LowRankTensors(down, up, _scale(folder, config, name, down.info.shape[0]), lengths)
+        scale = _scale(folder, config, name, down.info.shape[0])
+        found[name] = LowRankTensors(down, up, scale, lengths, looked_up)
     return found
 
 

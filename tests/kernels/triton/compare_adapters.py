@@ -169,3 +169,18 @@ def compare_head_adapters(device: str, dtype: torch.dtype) -> None:
     near(both, found, both.reference.head_linear(x.float(), stack, cos, sin, adapters=known), 8 * SPREAD[dtype])
     plain = both.ours.head_linear(both.here(x), packed, tables[0], tables[1])
     assert torch.equal(found[WITHOUT], plain[WITHOUT]) and not torch.equal(found[0], plain[0])
+
+
+def compare_table_adapter(device: str, dtype: torch.dtype, stored: torch.dtype, columns: bool = False) -> None:
+    both = sides(device, dtype, "make_adapters", "table_adapter")
+    torch.manual_seed(4)
+    numbers, out = torch.randint(INPUTS, (TOKENS,)), torch.randn(TOKENS, OUTPUTS).to(dtype)
+    ours = fill(both.ours.make_adapters(5, INPUTS, OUTPUTS), stored, both.torch_device, columns=columns)
+    theirs = fill(both.reference.make_adapters(5, INPUTS, OUTPUTS), torch.float32, columns=columns)
+    has = Adapted((PlacedAdapters(ours),), of_tokens(both))
+    found = both.ours.table_adapter(both.here(numbers), both.here(out), has, 1.5)
+    expected = both.reference.table_adapter(
+        numbers, out.float(), Adapted((PlacedAdapters(theirs),), of_tokens(None)), 1.5
+    )
+    near(both, found, expected, 8 * SPREAD[dtype])
+    assert torch.equal(found.cpu()[WITHOUT], out[WITHOUT])

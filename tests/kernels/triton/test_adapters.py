@@ -14,6 +14,7 @@ from tests.kernels.triton.compare_adapters import (
     compare_expert_adapters,
     compare_gated,
     compare_head_adapters,
+    compare_table_adapter,
 )
 
 FLOAT, BRAIN = torch.float32, torch.bfloat16
@@ -35,6 +36,11 @@ def test_some_tokens_of_a_step(device):
 @pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
 def test_factors_of_columns(device, dtype):
     compare_adapter(device, dtype, FLOAT, offset=10, columns=True)
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [(FLOAT, False), (FLOAT, True), (BRAIN, False)])
+def test_rows_of_a_table(device, dtype, columns):
+    compare_table_adapter(device, dtype, FLOAT, columns)
 
 
 def test_a_token_has_the_same_bits_among_others(device):

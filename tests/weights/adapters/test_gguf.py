@@ -114,3 +114,21 @@ def test_heads_that_do_not_fit(tmp_path: Path) -> None:
     }
     with pytest.raises(CheckpointError, match="13 rows"):
         open_adapter(written(tmp_path / "lora.gguf", tensors), CONFIG)
+
+
+def test_embedding_and_head(tmp_path: Path) -> None:
+    """llama.cpp keeps an embedding's matrices turned: [vocab, rank] and [hidden, rank]."""
+    random = np.random.default_rng(3)
+    shapes = {
+        "token_embd.weight.lora_a": (50, 4),
+        "token_embd.weight.lora_b": (16, 4),
+        "output.weight.lora_a": (3, 16),
+        "output.weight.lora_b": (50, 3),
+    }
+    tensors = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    found = open_adapter(written(tmp_path / "lora.gguf", tensors, alpha=8.0), CONFIG).changes
+    table, head = found["model.embed_tokens"], found["lm_head"]
+    assert (table.looked_up, table.scale, head.looked_up, head.scale) == (True, 2.0, False, 8 / 3)
+    assert np.array_equal(values(table.down), tensors["token_embd.weight.lora_a"].T)
+    assert np.array_equal(values(table.up), tensors["token_embd.weight.lora_b"])
+    assert np.array_equal(values(head.down), tensors["output.weight.lora_a"])

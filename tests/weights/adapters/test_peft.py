@@ -73,7 +73,9 @@ def test_content_names_an_adapter(tmp_path: Path) -> None:
         ({"lora_bias": True}, "biases"),
         ({"bias": "all"}, "biases"),
         ({"use_qalora": True}, "QALoRA"),
-        ({"alora_invocation_tokens": [1, 2]}, "middle of a prompt"),
+        ({"alora_invocation_tokens": [1, -2]}, "invocation is no list"),
+        ({"alora_invocation_tokens": [1] * 257}, "invocation is no list"),
+        ({"alora_invocation_tokens": "hello"}, "invocation is no list"),
         ({"init_lora_weights": "pissa_niter_16"}, "weights were changed"),
         ({"init_lora_weights": "olora"}, "weights were changed"),
         ({"lora_alpha": "much"}, "no number"),
@@ -105,7 +107,11 @@ def with_lengths() -> dict[str, np.ndarray]:
     return matrices() | {f"base_model.model.{NAME}.lora_magnitude_vector": np.ones(11, np.float32)}
 
 
-def of_an_embedding() -> dict[str, np.ndarray]:
+def of_a_convolution() -> dict[str, np.ndarray]:
+    return matrices() | {f"base_model.model.{NAME}.lora_A.bias": np.ones(4, np.float32)}
+
+
+def of_half_an_embedding() -> dict[str, np.ndarray]:
     return matrices() | {"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((4, 9), np.float32)}
 
 
@@ -117,7 +123,8 @@ def of_an_embedding() -> dict[str, np.ndarray]:
         (of_other_rank, "no fitting pair"),
         (of_three_axes, "no fitting pair"),
         (with_lengths, "lengths"),
-        (of_an_embedding, "lora_embedding_A"),
+        (of_half_an_embedding, "no fitting pair"),
+        (of_a_convolution, "lora_A.bias"),
     ],
 )
 def test_matrices_that_do_not_fit(tmp_path: Path, make: Any, said: str) -> None:
