@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import httpx._transports.default as httpx_transports
+import httpx2._transports.default as httpx2_transports
 import pytest
 import torch
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
@@ -28,6 +31,10 @@ setattr(providers, "is_local_module_file", lambda path: False)  # noqa: B010 - i
 # No test is decided by how long a busy machine takes: who asks without saying how long it waits, waits.
 for _part in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
+
+# A client reads the list of authorities when it is made, 26 ms each time, and tests make thousands.
+for _transports in (httpx_transports, httpx2_transports):
+    setattr(_transports, "create_ssl_context", cache(_transports.create_ssl_context))  # noqa: B010 - no public name
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

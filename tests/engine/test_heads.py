@@ -90,6 +90,7 @@ def test_further_layers_and_fields(tmp_path: Path) -> None:
     assert stats.drafter_failures == 0 and 0 < stats.accepted_tokens < stats.drafted_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_on_a_device(kind: str, tmp_path: Path) -> None:
     """Kernels of devices, interpreted, with steps that are recorded and states that are read behind them."""
