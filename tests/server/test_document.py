@@ -67,6 +67,7 @@ OPERATIONS = [
     *(("POST", f"/v1/internal/{name}", 5) for name in ("encode", "decode", "token-count", "logits", "chat-prompt")),
     *(("GET", f"/v1/internal/{name}", 2) for name in ("health", "model/info", "model/list", "lora/list")),
     ("POST", "/generative_scoring", 8),
+    ("POST", "/v1/decisions", 8),
     ("POST", "/v1/responses/render", 10),
     ("POST", "/v1/messages/render", 10),
     ("POST", "/vertex_generate", 8),
