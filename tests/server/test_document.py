@@ -118,6 +118,7 @@ BEYOND = re.compile(
         "in a stream, whose events",
         *("among the tools", "one of tools", "without tools", "both say what form", "leave one of them out"),
         *("which is fetched later", "--max-logprobs"),
+        *("values that are all different", "each is one token here", "ask fewer at once"),
         *(r"with stream: true", "is required with", "use_beam_search", "with beam search"),
         *("the server sets itself", "which is reserved"),
         *("leave no room for the prompt", "leave the other out"),
