@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -45,11 +46,25 @@ void keys_by_value(ChainList& list) {
     }
 }
 
-void keep_largest(ChainList& list, std::int64_t k) {
-    if (k >= list.count) return;
-    std::fill_n(list.weights, list.count, 1.0);
+// Buckets of places by falling value.
+auto falling(const ChainList& list) {
+    double least = list.values[0], most = least;
+    for (std::int64_t i = 1; i < list.count; ++i) {
+        least = list.values[i] < least ? list.values[i] : least;
+        most = list.values[i] > most ? list.values[i] : most;
+    }
+    return [&list, most, steps = EqualSteps(most - least)](std::int64_t i) { return steps(most - list.values[i]); };
+}
+
+// Where the first k tokens by falling value end, whose keys are filled.
+Cut cut_largest(ChainList& list, std::int64_t k) {
     keys_by_value(list);
-    keep_by_mass(list, list.keys, 64, static_cast<double>(k), list.index);
+    const auto one = [](std::int64_t) { return 1.0; };
+    return cut_by_mass(list.keys, 64, one, list.count, static_cast<double>(k), list.index, falling(list));
+}
+
+void keep_largest(ChainList& list, std::int64_t k) {
+    if (k < list.count) keep_before(list, list.keys, cut_largest(list, k));
 }
 
 double entropy(ChainList& list) {
@@ -61,13 +76,47 @@ double entropy(ChainList& list) {
 
 // Places of the first tokens by falling value; of equal ones the lower id comes first.
 void sort_first(ChainList& list, std::int64_t first) {
-    keys_by_value(list);
-    std::iota(list.index, list.index + list.count, 0u);
-    const auto before = [&](std::uint32_t a, std::uint32_t b) {
+    Cut cut = cut_largest(list, first);
+    std::int64_t kept = 0;
+    for (std::int64_t i = 0; i < list.count; ++i)
+        if (list.keys[i] < cut.key || (list.keys[i] == cut.key && cut.ties-- > 0))
+            list.index[kept++] = static_cast<std::uint32_t>(i);
+    std::sort(list.index, list.index + kept, [&](std::uint32_t a, std::uint32_t b) {
         return list.keys[a] != list.keys[b] ? list.keys[a] < list.keys[b] : a < b;
-    };
-    if (first < list.count) std::nth_element(list.index, list.index + first, list.index + list.count, before);
-    std::sort(list.index, list.index + std::min(first, list.count), before);
+    });
+}
+
+// The same of all tokens, whose keys are lost: a radix sort of the bits in which keys differ, from the lowest, in
+// digits that a first-level cache has lines for.
+void sort_all(ChainList& list) {
+    constexpr int most_bits = 9;
+    keys_by_value(list);
+    const auto count = static_cast<std::size_t>(list.count);
+    std::uint64_t differing = 0;
+    for (std::size_t i = 0; i < count; ++i) differing |= list.keys[i] ^ list.keys[0];
+    std::iota(list.index, list.index + list.count, 0u);
+    const int lowest = differing ? std::countr_zero(differing) : 0;
+    const int bits = std::bit_width(differing) - lowest, passes = (bits + most_bits - 1) / most_bits;
+    const int width = passes > 0 ? (bits + passes - 1) / passes : 0;
+    const std::uint64_t mask = (std::uint64_t{1} << width) - 1;
+    const auto keys = std::make_unique_for_overwrite<std::uint64_t[]>(count);
+    const auto places = std::make_unique_for_overwrite<std::uint32_t[]>(count);
+    std::uint64_t *from_keys = list.keys, *to_keys = keys.get();
+    std::uint32_t *from = list.index, *to = places.get();
+    for (int pass = 0; pass < passes; ++pass) {
+        const int shift = lowest + pass * width;
+        std::array<std::uint32_t, std::size_t{1} << most_bits> next{};
+        for (std::size_t i = 0; i < count; ++i) ++next[from_keys[i] >> shift & mask];
+        std::exclusive_scan(next.begin(), next.end(), next.begin(), 0u);
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::uint32_t rank = next[from_keys[i] >> shift & mask]++;
+            to_keys[rank] = from_keys[i];
+            to[rank] = from[i];
+        }
+        std::swap(from_keys, to_keys);
+        std::swap(from, to);
+    }
+    if (from != list.index) std::copy_n(from, count, list.index);
 }
 
 struct Penalty {
@@ -235,41 +284,49 @@ void top_a(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
 void typical_p(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
     const double mean = entropy(list), max = list.largest();
     const double total = std::accumulate(list.weights, list.weights + list.count, 0.0), log_total = std::log(total);
-    for (std::int64_t i = 0; i < list.count; ++i)
-        list.keys[i] = std::bit_cast<std::uint64_t>(std::fabs((log_total - (list.values[i] - max)) - mean));
-    keep_by_mass(list, list.keys, 64, (v[0] - mass_slack) * total, list.index);
+    double furthest = 0.0;
+    for (std::int64_t i = 0; i < list.count; ++i) {
+        const double distance = std::fabs((log_total - (list.values[i] - max)) - mean);
+        list.keys[i] = std::bit_cast<std::uint64_t>(distance);
+        furthest = distance > furthest ? distance : furthest;
+    }
+    const auto nearest = [&, steps = EqualSteps(furthest)](std::int64_t i) {
+        return steps(std::bit_cast<double>(list.keys[i]));
+    };
+    keep_by_mass(list, list.keys, 64, (v[0] - mass_slack) * total, list.index, nearest);
 }
 
 void tfs(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
     if (list.count < 3) return;
     const double total = list.fill_weights();
-    sort_first(list, list.count);
-    const auto p = [&](std::int64_t rank) { return list.weights[list.index[rank]] / total; };
-    const auto bend = [&](std::int64_t rank) {
-        return std::fabs((p(rank + 2) - p(rank + 1)) - (p(rank + 1) - p(rank)));
-    };
+    sort_all(list);
     const std::int64_t bends = list.count - 2;
-    double all = 0.0, reached = 0.0;
-    for (std::int64_t rank = 0; rank < bends; ++rank) all += bend(rank);
+    const auto p = [&](std::int64_t rank) { return list.weights[list.index[rank]] / total; };
+    const auto bent = [](double here, double next, double last) { return std::fabs((last - next) - (next - here)); };
+    double all = 0.0, here = p(0), next = p(1);
+    for (std::int64_t rank = 0; rank < bends; ++rank) {
+        const double last = p(rank + 2);
+        all += bent(here, next, last);
+        here = next;
+        next = last;
+    }
+    double reached = 0.0;
     std::int64_t kept = 1;
     for (std::int64_t rank = 0; rank < bends; ++rank) {
-        reached += all > 1e-6 ? bend(rank) / all : 1.0 / static_cast<double>(bends);
+        reached += all > 1e-6 ? bent(p(rank), p(rank + 1), p(rank + 2)) / all : 1.0 / static_cast<double>(bends);
         if (reached > v[0] + mass_slack) break;
         ++kept;
     }
-    std::sort(list.index, list.index + kept);
-    std::int64_t next = 0;
-    filter(list, [&](std::int64_t i) {
-        const bool there = next < kept && list.index[next] == i;
-        next += there;
-        return there;
-    });
+    keys_by_value(list);
+    Cut cut{list.keys[list.index[kept - 1]], 0};
+    for (std::int64_t rank = kept; rank > 0 && list.keys[list.index[rank - 1]] == cut.key; --rank) ++cut.ties;
+    keep_before(list, list.keys, cut);
 }
 
 void top_p(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
     const double total = list.fill_weights();
     keys_by_value(list);
-    keep_by_mass(list, list.keys, 64, (v[0] - mass_slack) * total, list.index);
+    keep_by_mass(list, list.keys, 64, (v[0] - mass_slack) * total, list.index, falling(list));
 }
 
 void epsilon_cutoff(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {

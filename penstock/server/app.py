@@ -38,6 +38,7 @@ from penstock.server.dialects.chat_control import ControlBody, RunningChats, cha
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.conversations.routes import conversations_router
 from penstock.server.dialects.conversations.schema import CONVERSATION_BODIES
+from penstock.server.dialects.decisions import DecisionBody, decisions_router
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
 from penstock.server.dialects.engine_control import PauseBody, engine_control_router
 from penstock.server.dialects.engine_sleep import engine_sleep_router
@@ -247,7 +248,7 @@ class _Description:
 def _bodies() -> tuple[type[BaseModel], ...]:
     """What requests to the dialects are made of."""
     pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, TextsRerankBody, ScoreBody)
-    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, CompactBody, ModerationBody)
+    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, CompactBody, ModerationBody, DecisionBody)
     tokens = (TokenizeBody, LlamaTokenizeBody, DetokenizeBody)
     return (
         *openai,
@@ -335,6 +336,7 @@ def _routers(
             stored_chats_router(chats),
             models_router(context),
             moderation_router(context, options.moderation_model),
+            decisions_router(context),
         ),
         "OpenAI: responses": (responses_router(responses), conversations_router(responses.conversations)),
         "Anthropic": (anthropic_router(context),),

@@ -27,7 +27,6 @@ TURN = "penstock.turn"
 """Key, in a request's ASGI scope, of the lock of work on large bodies."""
 PARSED = "penstock.parsed"
 """Key, in a request's ASGI scope, of what its body says, where that has been read already."""
-_WHOLE = "penstock.body"  # where a request's body is kept once all of it has come
 _INLINE_BYTES = 16 * 2**10  # larger bodies are read and translated in a thread, so that running streams go on
 _Made = TypeVar("_Made")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -120,13 +119,11 @@ def limited(
 
 async def whole_body(request: Request) -> bytes:
     """All of a request's body; the pieces of a long one are put together beside the event loop."""
-    if (known := request.scope.get(_WHOLE)) is None:
+    if not hasattr(request, "_body"):  # where starlette keeps it
         pieces = [piece async for piece in request.stream() if piece]
         large = sum(map(len, pieces)) > _INLINE_BYTES and len(pieces) > 1
-        known = await asyncio.to_thread(b"".join, pieces) if large else b"".join(pieces)
-        request.scope[_WHOLE] = known
-    whole: bytes = known
-    return whole
+        request._body = await asyncio.to_thread(b"".join, pieces) if large else b"".join(pieces)
+    return await request.body()
 
 
 async def read_body(request: Request, model: type[_Model], *, any_type: bool = False, passing: bool = False) -> _Model:

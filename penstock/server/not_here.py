@@ -41,8 +41,7 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
             _NO_WEIGHTS,
         ),
         "/scale_elastic_ep": "One engine process computes a model here; start more servers behind a proxy.",
-        "/v1/systemone": 'Questions with choices are answered by structured_outputs: {"choice": […]}.',
-        "/v1/decisions": 'Questions with choices are answered by structured_outputs: {"choice": […]}.',
+        "/v1/systemone": "The same questions are answered by POST /v1/decisions, in OpenAI's form.",
         # vLLM and SGLang
         **dict.fromkeys(("/start_profile", "/stop_profile"), _NO_PROFILE),
         "/update_weight_version": _NO_WEIGHTS,

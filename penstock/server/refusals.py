@@ -21,6 +21,12 @@ def _bound(side: str, key: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda found: f"{side} {found[key]:g}" if isinstance(found[key], float) else f"{side} {found[key]}"
 
 
+def _tagged(context: Mapping[str, Any]) -> str:
+    """Of an object whose other fields depend on one of them."""
+    field, kinds = context["discriminator"].strip("'"), context.get("expected_tags", "").replace("'", '"')
+    return f"an object whose {field} is one of {kinds}" if kinds else f"an object with a {field}"
+
+
 def _fixed(words: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda found: words
 
@@ -37,6 +43,8 @@ _ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
         "dict_type": _fixed("an object"),
         "model_type": _fixed("an object"),
         "model_attributes_type": _fixed("an object"),
+        "union_tag_invalid": _tagged,
+        "union_tag_not_found": _tagged,
         "too_short": _entries("at least", "min_length"),
         "too_long": _entries("at most", "max_length"),
         "string_too_short": _fixed("a string that is not empty"),

@@ -30,6 +30,7 @@ PATHS = {
     "/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {}},
     "/generative_scoring": {"query": "Hello", "items": ["you"], "label_token_ids": [5]},
+    "/v1/decisions": {"input": "Hello", "questions": [{"type": "predicate", "instructions": "It is a greeting."}]},
     "/vertex_generate": {"instances": [{"text": "Hello"}]},
     **{path: {"prompt": "Hello"} for path in ("/completion", "/completions")},
     **{path: {"inputs": "Hello"} for path in ("/", "/generate", "/generate_stream", "/invocations")},

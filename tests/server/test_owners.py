@@ -57,6 +57,7 @@ BODIES: dict[str, dict[str, Any]] = {  # of every route that reaches the engine
     "/generative_scoring": {"query": "Hello", "items": ["you"], "label_token_ids": [5]},
     "/vertex_generate": {"instances": [{"text": "Hello"}]},
     "/v1/moderations": TEXTS,
+    "/v1/decisions": {"input": "Hello", "questions": [{"type": "predicate", "instructions": "It is a greeting."}]},
     "/classify": TEXTS,
     "/v1/classify": TEXTS,
     "/pooling": {**TEXTS, "task": "embed"},
