@@ -2,6 +2,7 @@
 
 python -m benchmarks.speculation MODEL --part copying     one sequence that copies: an edited file, records, quotes
 python -m benchmarks.speculation MODEL --part heads       what heads beside the model bring (speculation_heads)
+python -m benchmarks.speculation MODEL --part gain        and what time they save
 python -m benchmarks.speculation MODEL --part load        1 to 64 sequences that copy little, drafts on over off
 
 A model with random weights says nothing that could be copied. So its steps are computed as they are, sampling included,
@@ -21,10 +22,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from scipy import stats
-
+from benchmarks.bounds import lower_bound
 from benchmarks.report import arguments, report
-from benchmarks.speculation_heads import COLUMNS, measure_heads
+from benchmarks.speculation_heads import COLUMNS, GAIN_COLUMNS, measure_gain, measure_heads
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence
@@ -259,15 +259,6 @@ def measure_copying(model: str, data: Path, rounds: int) -> tuple[dict[str, Any]
     return figures, rows
 
 
-def lower_bound(values: Sequence[float]) -> float:
-    """Below which the mean of such values lies once in twenty times (Student's distribution)."""
-    if len(values) < 2:
-        return min(values)
-    error = statistics.stdev(values) / len(values) ** 0.5
-    quantile = float(stats.t.ppf(0.95, len(values) - 1))
-    return float(statistics.fmean(values) - quantile * error)
-
-
 def measure_load(model: str, data: Path, asked: Load) -> tuple[dict[str, Any], list[list[object]]]:
     """Dialogues that quote little of themselves, by how many there are at once.
 
@@ -317,12 +308,13 @@ def measure_load(model: str, data: Path, asked: Load) -> tuple[dict[str, Any], l
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("model", help="a model with a tokenizer, such as those of benchmarks.cpu.peers")
-    parser.add_argument("--part", choices=("copying", "heads", "load"), default="copying")
+    parser.add_argument("--part", choices=("copying", "heads", "gain", "load"), default="copying")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--tokens", type=int, default=48, help="of an answer, under load")
     parser.add_argument("--prompt", type=int, default=96, help="tokens of a prompt, under load")
     parser.add_argument("--methods", nargs="+", choices=("suffix", "ngram"), default=["suffix"], help="under load")
+    parser.add_argument("--dialogues", type=int, default=20, help="for --part gain")
     parser.add_argument("--fixed", action="store_true", help="beside fixed depths, under load")
     args = parser.parse_args()
     shape = Path(args.model).stem
@@ -332,6 +324,9 @@ def main() -> None:
     elif args.part == "heads":
         figures, rows = measure_heads(args.model, args.data)
         columns = COLUMNS
+    elif args.part == "gain":
+        figures, rows = measure_gain(args.model, args.data, args.rounds, args.dialogues)
+        columns = GAIN_COLUMNS
     else:
         load = Load(args.sequences, args.rounds, args.prompt, args.tokens, args.methods, args.fixed)
         figures, rows = measure_load(args.model, args.data, load)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock.config.errors import ConfigError, format_value
@@ -11,7 +11,7 @@ from penstock.config.errors import ConfigError, format_value
 MOST_DRAFTS: Final = 32  # of a sequence in a step
 # Which read the target's hidden states.
 HEADS: Final = ("eagle3", "mtp", "medusa", "p-eagle", "eagle", "mlp_speculator", "redrafter")
-METHODS: Final = ("draft_model", *HEADS, "ngram", "suffix")
+METHODS: Final = ("draft_model", *HEADS, "self", "ngram", "suffix")
 _NOT_HERE: Final = ("lookahead", "dflash")
 _MTP: Final = ("deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
 _ALIASES: Final = {"p_eagle": "p-eagle", **dict.fromkeys(_MTP, "mtp")}  # vLLM's
@@ -19,6 +19,7 @@ _DEFAULT_DRAFTS: Final = 12
 _LEAST_COMMON: Final = 2  # tokens
 _MODEL_DRAFTS: Final = 4  # of a draft model, each of which is a step of it
 _FIELDS: Final = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "adaptive")
+_SELF_FIELDS: Final = ("method", "layers", "num_speculative_tokens", "draft_min", "draft_p_min", "adaptive")
 _MODEL_FIELDS: Final = ("method", "model", "num_speculative_tokens", "draft_min", "draft_p_min", "adaptive")
 
 
@@ -35,6 +36,7 @@ class Speculation:
         model: folder, .gguf file or name in the library of the draft model or head; None where there is none, and for
             "mtp", whose layers are in the target's own files then.
         draft_min: drafts of a sequence below which none of them is verified.
+        layers: of the target that draft for it, the first ones, for "self"; None for a quarter.
         draft_p_min: probability that the draft model gives a draft, below which it and those behind are left out.
     """
 
@@ -46,11 +48,12 @@ class Speculation:
     model: str | None = None
     draft_min: int = 0
     draft_p_min: float = 0.0
+    layers: int | None = None
 
     @property
     def loads(self) -> bool:
-        """Whether it has weights."""
-        return self.method == "draft_model" or self.method in HEADS
+        """Whether it computes with weights."""
+        return self.method in ("draft_model", "self", *HEADS)
 
 
 def speculation(text: str | None) -> Speculation | None:
@@ -78,8 +81,8 @@ def speculation(text: str | None) -> Speculation | None:
         raise _refused(text, f"method {' or '.join(METHODS)}; {method} is not here yet")
     if method not in METHODS:
         raise _refused(text, f"method {' or '.join(METHODS)}, but method is {format_value(method)}")
-    weights = method == "draft_model" or method in HEADS
-    fields = _MODEL_FIELDS if weights else _FIELDS
+    weights = method in ("draft_model", "self", *HEADS)
+    fields = _SELF_FIELDS if method == "self" else _MODEL_FIELDS if weights else _FIELDS
     if unknown := sorted(set(found) - set(fields)):
         raise _refused(text, f"{', '.join(fields)} for {method}, but not {', '.join(unknown)}")
     adaptive = found.get("adaptive", True)
@@ -96,13 +99,16 @@ def speculation(text: str | None) -> Speculation | None:
 
 def _of_model(text: str, method: str, found: dict[str, Any], adaptive: bool) -> Speculation:
     model, least = found.get("model"), found.get("draft_p_min", 0.0)
-    if (not isinstance(model, str) or not model) and (model is not None or method != "mtp"):
+    if (not isinstance(model, str) or not model) and (model is not None or method not in ("mtp", "self")):
         raise _refused(text, f"model, the draft model's folder, .gguf file or name, but it is {format_value(model)}")
     drafts = _whole(text, found, "num_speculative_tokens", 1, MOST_DRAFTS, _MODEL_DRAFTS)
     fewest = _whole(text, found, "draft_min", 0, drafts, 0)
     if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0.0 <= least <= 1.0:
         raise _refused(text, f"draft_p_min from 0 to 1, but it is {format_value(least)}")
-    return Speculation(method, drafts, adaptive=adaptive, model=model, draft_min=fewest, draft_p_min=float(least))
+    made = Speculation(method, drafts, adaptive=adaptive, model=model, draft_min=fewest, draft_p_min=float(least))
+    if found.get("layers") is None:
+        return made
+    return replace(made, layers=_whole(text, found, "layers", 1, 1024, 1))
 
 
 def _given(found: dict[str, Any]) -> int:

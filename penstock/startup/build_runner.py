@@ -35,6 +35,7 @@ from penstock.startup.adapters import make_adapter_room
 from penstock.startup.control_vectors import steer
 from penstock.startup.draft import load_drafter
 from penstock.startup.draft_head import load_head
+from penstock.startup.draft_self import load_self
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
 from penstock.startup.kv_probe import choose_kv_types
@@ -180,7 +181,9 @@ def make_runner(
         warm_up.ahead()
     if spec.draft is not None and drafting is not None:
         with oom_as_plan_error(plan, "the draft model was loaded", lower):
-            if spec.draft.files is None:
+            if spec.draft.own:
+                drafting.use(load_self(spec.draft, model, spec.kernels, options, plan, memory.caches))
+            elif spec.draft.files is None:
                 drafting.use(load_drafter(spec.draft, model, spec.kernels, options, plan, rows))
             else:
                 drafting.use_tapped(load_head(spec.draft, model, spec.kernels, options, plan, rows))

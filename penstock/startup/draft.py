@@ -20,6 +20,7 @@ from penstock.runtime.sampler import Sampler
 from penstock.startup.cache_plan import every_position
 from penstock.startup.draft_head import head_of
 from penstock.startup.draft_room import DraftNeeds
+from penstock.startup.draft_self import self_of
 from penstock.startup.draft_spec import DraftSpec, draft_memory, draft_traits
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.startup.resident import packer_of, resident_bytes
@@ -46,6 +47,8 @@ def draft_of(target: Model, kernels: KernelSet, options: EngineOptions) -> Draft
     asked = speculation(options.speculative_config)
     if asked is None or not asked.loads:
         return None
+    if asked.method == "self":
+        return self_of(target, options, asked)
     name = asked.model or options.model
     if asked.method in HEADS or options.load_format != "dummy":
         checkpoint = open_checkpoint(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from penstock.config.options import EngineOptions
-from penstock.core.kv.cache_spec import group_layers
+from penstock.core.kv.cache_spec import CacheSpec, group_layers
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import LayerCache
 from penstock.models.registry import Model
@@ -32,6 +32,7 @@ class DraftSpec:
         checkpoint, model, weights: as in `EngineSpec`.
         files: of a head; None for a draft model.
         taps: what of its target it reads.
+        own: it is a part of its target, weights and memory included.
     """
 
     needs: DraftNeeds
@@ -40,6 +41,12 @@ class DraftSpec:
     weights: tuple[WeightPlan, ...]
     files: HeadFiles | None = None
     taps: Taps = NO_TAPS
+    own: bool = False
+
+    @property
+    def guests(self) -> tuple[CacheSpec, ...]:
+        """What its layers keep in the target's blocks beside what those hold."""
+        return () if self.own else tuple(self.model.cache_specs)
 
 
 @dataclass(frozen=True, slots=True)

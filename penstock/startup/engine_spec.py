@@ -245,7 +245,7 @@ def _plan_loaded(spec: EngineSpec, kv_types: Sequence[str], limits: MemoryLimits
 
 
 def _caches(model: Model, kernels: KernelSet, draft: DraftSpec | None = None) -> Caches:
-    guests = () if draft is None else tuple(draft.model.cache_specs)
+    guests = () if draft is None else draft.guests
     return Caches(model.cache_specs, kernels.cache_block_bytes, model.whole_prompts, guests)
 
 

@@ -57,7 +57,7 @@ def plan_from_headers(facts: ModelFacts, asked: EngineOptions, concrete: EngineO
 def _draft(packer: Packer, options: EngineOptions) -> DraftNeeds | None:
     """What headers tell of the draft model that is asked for, if one is; its weights are quantised no further."""
     asked = speculation(options.speculative_config)
-    if asked is None or not asked.loads:
+    if asked is None or not asked.loads or asked.method == "self":  # which is there already
         return None
     checkpoint = open_checkpoint(asked.model or options.model)
     kind = kind_of(checkpoint, asked.method)

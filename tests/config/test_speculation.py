@@ -33,7 +33,7 @@ def test_what_is_said() -> None:
         ("[1]", "a JSON object"),
         ("[" * 100_000, "a JSON object"),
         ("{}", "method is null"),
-        ('{"method": "magic"}', 'or mlp_speculator or redrafter or ngram or suffix, but method is "magic"'),
+        ('{"method": "magic"}', 'or redrafter or self or ngram or suffix, but method is "magic"'),
         ('{"method": "dflash", "model": "m"}', "dflash is not here yet"),
         ('{"method": "eagle3"}', "model, the draft model's folder, .gguf file or name, but it is null"),
         ('{"method": "medusa", "model": "m", "prompt_lookup_min": 2}', "but not prompt_lookup_min"),
@@ -50,6 +50,8 @@ def test_what_is_said() -> None:
         ('{"model": "m", "draft_p_min": 1.5}', "draft_p_min from 0 to 1, but it is 1.5"),
         ('{"model": "m", "prompt_lookup_min": 2}', "but not prompt_lookup_min"),
         ('{"method": "suffix", "model": "m"}', "but not model"),
+        ('{"method": "self", "model": "m"}', "but not model"),
+        ('{"method": "self", "layers": 0}', "layers from 1 to 1024, but it is 0"),
     ],
 )
 def test_what_is_refused_and_how(text: str, told: str) -> None:

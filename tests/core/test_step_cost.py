@@ -123,3 +123,23 @@ def test_the_null_form_tells_nothing() -> None:
 def test_a_plans_shape() -> None:
     spans = (ScheduledTokens(0, 10, (1, 2, 3), 2, 0, True, ()), ScheduledTokens(1, 5, (1, 2), 0, 1, True, ()))
     assert StepShape.of(StepPlan(0, scheduled=spans)) == StepShape(2, generated=2, context=20, rows=2, drafts=1)
+
+
+def test_steps_without_drafts_have_prices_of_their_own() -> None:
+    """They are run in a shorter way: a step of as many tokens with drafts among them is no sign of what they take."""
+    cost = LearnedStepCost()
+    for turn in range(300):  # one sequence that is drafted for, four that are not
+        rows, drafts = (1, turn % 4) if turn % 3 else (4, 0)
+        cost.learn(plan_with(rows, drafts), StepTimings(0.0, (0.0010 if drafts else 0.0004) + 0.0001 * (rows + drafts)))
+    four, one = cost.with_drafts(StepShape(0, 4, 804, 4), 3), cost.with_drafts(StepShape(0, 1, 201, 1), 3)
+    assert four is not None and one is not None
+    assert four.expected[0] == pytest.approx(0.0008, rel=0.1)
+    assert one.expected[0] == pytest.approx(0.0005, rel=0.1)
+    assert one.expected[3] == pytest.approx(0.0014, rel=0.1)
+    assert four.seen
+    unmet = LearnedStepCost()
+    for turn in range(300):
+        unmet.learn(plan_with(1, turn % 4), StepTimings(0.0, 0.001 + 0.0001 * (turn % 4)))
+    four, one = unmet.with_drafts(StepShape(0, 4, 804, 4), 3), unmet.with_drafts(StepShape(0, 1, 201, 1), 3)
+    assert four is not None and one is not None
+    assert one.seen and not four.seen  # so that one without is made now and then

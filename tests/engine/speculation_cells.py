@@ -77,7 +77,9 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 6},
     "suffix": {"method": "suffix", "prompt_lookup_min": 1},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
+    "self": {"method": "self", "layers": 1, "num_speculative_tokens": 4},
 }
+IMPOSSIBLE = {("draft_model", "recurrent"), ("self", "sliding"), ("self", "recurrent"), ("self", "hybrid")}
 STATES = ("hit", "chunk", "preempted", "company 1", "company 8", "company 32", "n", "stop", "bad words")
 FACTORS: Mapping[str, Sequence[str]] = {
     "drafter": tuple(DRAFTERS),
@@ -105,8 +107,8 @@ class Cell(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        """A draft model's entries lie beside those of a layer that keeps every position."""
-        return (self.drafter, self.cache) != ("draft_model", "recurrent")
+        """What drafts as a model needs layers that keep every position."""
+        return (self.drafter, self.cache) not in IMPOSSIBLE
 
 
 def every_cell() -> list[Cell]:
@@ -244,7 +246,7 @@ class Workshop:
             engine.close()
 
     def _depths(self, cell: Cell, seed: int) -> FixedDepths:
-        return AnyDepths(seed, cell.drafter != "draft_model") if cell.depths == "any" else FixedDepths()
+        return AnyDepths(seed, cell.drafter in ("ngram", "suffix")) if cell.depths == "any" else FixedDepths()
 
     def check(self, cell: Cell) -> EngineStats:
         """Answers of rounds with other seeds until drafts were accepted and rejected: each is the one without drafts.

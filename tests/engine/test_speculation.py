@@ -21,7 +21,7 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu import native
-from penstock.runtime.drafters import methods
+from penstock.runtime.drafters import drafting, methods
 from tests.engine.test_drafts import FAMILIES, KINDS, check, run
 from tests.engine.test_grammars import held
 from tests.models import tiny
@@ -52,8 +52,13 @@ class Cheap:
 @pytest.fixture(autouse=True)
 def _known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "LearnedStepCost", Cheap)
+    monkeypatch.setattr(drafting, "perf_counter", lambda: 0.0)  # looks take none of the steps' time
 
 
+SELVES = [
+    {"method": "self", "layers": 1, "adaptive": False},
+    {"method": "self", "layers": 2, "num_speculative_tokens": 3},
+]
 DRAFT_MODELS = [
     {"method": "draft_model", "adaptive": False},
     {"method": "draft_model", "num_speculative_tokens": 3},
@@ -122,6 +127,23 @@ def test_answers_with_a_draft_model(
 
 
 @pytest.mark.skipif(not native.available(), reason="starts are kept of the native library's programs alone")
+@pytest.mark.parametrize("family", ["llama", "deepseek-v2", "qwen3"])
+@pytest.mark.parametrize("config", SELVES, ids=["one-layer", "two-layers-priced"])
+def test_answers_with_its_own_first_layers(family: str, config: dict[str, object], tmp_path: Path) -> None:
+    """They write into blocks of the sequences that they draft for, and nobody sees it."""
+    tiny.save(family, tmp_path)
+    plain = made(tmp_path, None)
+    truth = run(plain, *asked(8, 0))
+    plain.close()
+    engine = made(tmp_path, config, max_chunk_tokens=7)
+    for turn in range(1, 4):
+        check(run(engine, *asked(8, 12, turn), dice=random.Random(turn) if turn > 1 else None), truth)
+    stats = engine.stats()
+    engine.close()
+    assert stats.preemptions > 0 and stats.prefix_hits > 0 and stats.drafter_failures == 0
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+
+
 def test_a_start_that_was_kept_drafts_too(tmp_path: Path) -> None:
     """With recurrent states, of which drafts need some more; the first start was one without drafts."""
     tiny.save("qwen3-next", tmp_path / "model")

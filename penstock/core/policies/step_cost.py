@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import sqrt
@@ -124,13 +124,61 @@ class _Factor:
         return (self.ratios + _TRUSTED) / (self.weight + _TRUSTED)
 
 
+class _Factors:
+    """Factors by number of tokens; between numbers that were met they are interpolated."""
+
+    def __init__(self) -> None:
+        self._by_place: dict[int, _Factor] = {}
+        self._places: list[int] = []  # those there are, rising
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def items(self) -> Iterable[tuple[int, _Factor]]:
+        """Places and factors."""
+        return self._by_place.items()
+
+    def seen(self, place: int, now: int) -> bool:
+        """Whether a step of so many tokens was met lately."""
+        factor = self._by_place.get(place)
+        return factor is not None and now - factor.met < _FRESH
+
+    def learn(self, place: int, seconds: float, told: float, now: int) -> float:
+        """Takes a step, which the fit says takes `told`; the factor as it was."""
+        factor = self._by_place.get(place)
+        before = 1.0 if factor is None else factor.value
+        if factor is None:
+            factor = self._by_place[place] = _Factor()
+            insort(self._places, place)
+        if now - factor.met >= _FRESH:
+            factor.ratios = factor.weight = 0.0
+        factor.met = now
+        if told > 0.0:  # a step that something else held up is no price
+            factor.add(min(seconds / told, before * _LEAP))
+        return before
+
+    def of(self, place: int) -> float:
+        """That of a place, between those that were met; 1 where none was."""
+        found = self._by_place.get(place)
+        if found is not None:
+            return found.value
+        if not self._places:
+            return 1.0
+        above = bisect(self._places, place)
+        if above in (0, len(self._places)):
+            return self._by_place[self._places[min(above, len(self._places) - 1)]].value
+        low, high = self._places[above - 1], self._places[above]
+        share = (place - low) / (high - low)
+        return (1.0 - share) * self._by_place[low].value + share * self._by_place[high].value
+
+
 class LearnedStepCost:
     """Seconds as a sum over a step's tokens by kind, contexts and rows, fitted to the steps there were, times a factor
     for the number of tokens.
 
     Kernels take tokens by fours or eights, so that a fifth may cost what three did not: the sum alone cannot say so.
-    Between numbers that were seen the factor is interpolated. Before there is a fit, a step is taken to cost what the
-    last ones did, most of it whatever its tokens are.
+    Steps that verify drafts have factors of their own, since others may be run in a shorter way. Before there is a fit,
+    a step is taken to cost what the last ones did, most of it whatever its tokens are.
     """
 
     def __init__(self) -> None:
@@ -141,8 +189,7 @@ class LearnedStepCost:
         self._steps = 0
         self._next_fit = _LEAST_STEPS
         self._early: list[tuple[StepShape, float]] = []  # steps without prompts, before there is a fit
-        self._factors: dict[int, _Factor] = {}  # of steps without prompts, by place
-        self._places: list[int] = []  # those there are, rising
+        self._plain, self._drafted = _Factors(), _Factors()  # of steps without prompts, with drafts or without
 
     def learn(self, plan: StepPlan, timings: StepTimings) -> None:
         seconds = timings.build + timings.forward + timings.sample
@@ -157,7 +204,7 @@ class LearnedStepCost:
         else:
             told = sum(map(mul, costs, columns))
             if not shape.prompt:
-                told *= self._learn_factor(shape.generated + shape.drafts, seconds, told)
+                told *= self._learn_factor(shape, seconds, told)
             keep = 1.0 - 1.0 / _MEMORY
             wrong = seconds - told
             self._square = keep * self._square + wrong * wrong
@@ -173,7 +220,7 @@ class LearnedStepCost:
         if found is None:
             return None
         if not shape.prompt:
-            found *= self._factor(_place(shape.generated + shape.drafts))
+            found *= self._factor(_place(shape.generated + shape.drafts), shape.drafts > 0)
         return Estimate(found, sqrt(self._square / self._weight) if self._weight else found)
 
     def with_drafts(self, shape: StepShape, most: int) -> DraftPrices | None:
@@ -186,20 +233,29 @@ class LearnedStepCost:
         told = [base + each * drafts for drafts in range(most + 1)]
         if shape.prompt:
             return DraftPrices(told, told, True)
-        expected, least = list[float](), list[float]()
-        low = 0.0  # what the last step takes of those whose number of tokens was seen
-        for place, group in groupby(range(most + 1), key=lambda drafts: _place(tokens + drafts)):
-            factor, seen = self._factor(place), self._seen(place)
+        plain = told[0] * self._factor(_place(tokens), drafts=False)
+        expected, least = [plain], [plain]
+        low = plain  # what the last step takes of those whose number of tokens was seen
+        for place, group in groupby(range(1, most + 1), key=lambda drafts: _place(tokens + drafts)):
+            factor, seen = self._factor(place, drafts=True), self._drafted.seen(place, self._steps)
             for drafts in group:
                 seconds = told[drafts] * factor
-                low = seconds if seen or not drafts else min(low, seconds)
+                low = seconds if seen else min(low, seconds)
                 expected.append(seconds)
                 least.append(low)
-        return DraftPrices(expected, least, self._seen(_place(tokens)))
+        return DraftPrices(expected, least, self._plain.seen(_place(tokens), self._steps))
 
-    def _seen(self, place: int) -> bool:
-        factor = self._factors.get(place)
-        return factor is not None and self._steps - factor.met < _FRESH
+    def _factor(self, place: int, drafts: bool) -> float:
+        """Of steps of either kind; as those of the other as long as none was met."""
+        own, others = (self._drafted, self._plain) if drafts else (self._plain, self._drafted)
+        return (own or others).of(place)
+
+    def _learn_factor(self, shape: StepShape, seconds: float, told: float) -> float:
+        """Takes a step; the factor as it was."""
+        place, own = _place(shape.generated + shape.drafts), self._drafted if shape.drafts else self._plain
+        before = self._factor(place, shape.drafts > 0)
+        own.learn(place, seconds, told, self._steps)
+        return before
 
     def _told(self, shape: StepShape) -> float | None:
         """What the fit says of a shape, or before there is one the last step."""
@@ -224,43 +280,22 @@ class LearnedStepCost:
         before, self._costs = self._costs, self._fit.costs()
         if before is None:
             for shape, seconds in self._early:
-                self._learn_factor(shape.generated + shape.drafts, seconds, sum(map(mul, self._costs, shape.columns)))
+                self._learn_factor(shape, seconds, sum(map(mul, self._costs, shape.columns)))
             self._early.clear()
             return
-        for place, factor in self._factors.items():
+        rows = max(1, last.rows)
+        for place, factor in self._plain.items():
+            like = last._replace(generated=place, rows=place, context=last.context * place // rows, drafts=0)
+            _keep(factor, sum(map(mul, before, like.columns)), sum(map(mul, self._costs, like.columns)))
+        for place, factor in self._drafted.items():
             like = last._replace(generated=min(place, last.generated), drafts=max(0, place - last.generated))
-            old, new = sum(map(mul, before, like.columns)), sum(map(mul, self._costs, like.columns))
-            if old > 0.0 and new > 0.0:
-                factor.ratios = max(0.0, factor.value * old / new * (factor.weight + _TRUSTED) - _TRUSTED)
+            _keep(factor, sum(map(mul, before, like.columns)), sum(map(mul, self._costs, like.columns)))
 
-    def _learn_factor(self, tokens: int, seconds: float, told: float) -> float:
-        """Takes a step of so many tokens; the factor as it was."""
-        place = _place(tokens)
-        factor = self._factors.get(place)
-        before = 1.0 if factor is None else factor.value
-        if factor is None:
-            factor = self._factors[place] = _Factor()
-            insort(self._places, place)
-        if not self._seen(place):
-            factor.ratios = factor.weight = 0.0
-        factor.met = self._steps
-        if told > 0.0:  # a step that something else held up is no price
-            factor.add(min(seconds / told, before * _LEAP))
-        return before
 
-    def _factor(self, place: int) -> float:
-        """That of a place, between those that were seen."""
-        found = self._factors.get(place)
-        if found is not None:
-            return found.value
-        above = bisect(self._places, place)
-        if not self._places:
-            return 1.0
-        if above in (0, len(self._places)):
-            return self._factors[self._places[min(above, len(self._places) - 1)]].value
-        low, high = self._places[above - 1], self._places[above]
-        share = (place - low) / (high - low)
-        return (1.0 - share) * self._factors[low].value + share * self._factors[high].value
+def _keep(factor: _Factor, old: float, new: float) -> None:
+    """Lets a factor and a fit that changed say together what they said before."""
+    if old > 0.0 and new > 0.0:
+        factor.ratios = max(0.0, factor.value * old / new * (factor.weight + _TRUSTED) - _TRUSTED)
 
 
 def _place(tokens: int) -> int:

@@ -20,7 +20,7 @@ _UNASKED: Final = 32  # steps in which nobody wants drafts, after which prompts 
 
 
 @dataclass(slots=True)
-class _Row(DraftedRow):
+class Row(DraftedRow):
     """A sequence that is drafted for.
 
     Attributes:
@@ -30,11 +30,11 @@ class _Row(DraftedRow):
     computed: int | None = None
 
 
-class DraftModelDrafter(RowDrafter[_Row]):
+class DraftModelDrafter(RowDrafter[Row]):
     """Computes what is new of a sequence, draws, and goes on with what it drew. `most` as in Drafter."""
 
     def __init__(self, executor: Executor, blocks: DraftBlocks, sampler: Sampler, traits: DraftTraits) -> None:
-        super().__init__(_Row, sampler, blocks.builder.place, traits)
+        super().__init__(Row, sampler, blocks.builder.place, traits)
         self._executor = executor
         self._blocks = blocks
         self._builder = blocks.builder
@@ -79,7 +79,7 @@ class DraftModelDrafter(RowDrafter[_Row]):
             logits = self._run([_ahead(row) for row in going])
         return self._proposed(rows)
 
-    def _computed(self, row: _Row) -> int:
+    def _computed(self, row: Row) -> int:
         """Leading tokens whose entries are there; the last known token's are never counted, since its logits are
         wanted."""
         if row.computed is None:
@@ -113,14 +113,14 @@ class DraftModelDrafter(RowDrafter[_Row]):
         return self._decoding.run()
 
 
-def _span(row: _Row, begin: int, end: int) -> ScheduledTokens:
+def _span(row: Row, begin: int, end: int) -> ScheduledTokens:
     """The row's known tokens from `begin` to `end`; the last of all is sampled behind."""
     prompt = max(0, min(end, len(row.new.prompt_ids)) - begin)
     tokens = tuple(row.tokens[begin:end])
     return ScheduledTokens(row.new.slot, begin, tokens, prompt, 0, end == len(row.tokens), ())
 
 
-def _ahead(row: _Row) -> ScheduledTokens:
+def _ahead(row: Row) -> ScheduledTokens:
     """The row's last draft."""
     start = len(row.tokens) + len(row.drafts) - 1
     return ScheduledTokens(row.new.slot, start, (row.drafts[-1],), 0, 0, True, ())
