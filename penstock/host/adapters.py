@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.config.adapters import MOST_ADAPTERS, MOST_WEIGHT, AdapterUse, path_and_scale
 from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError, format_value
+from penstock.library.adapters import adapter_path
 from penstock.weights.adapters.open import read_adapter
 
 MOST_NAMES = 10_000
@@ -51,7 +52,7 @@ class AdapterNames:
         asked += [("--lora", given, *_always(given)) for given in always]
         for flag, given, name, path, scale in asked:
             try:
-                known[path] = known.get(path) or read_adapter(path)
+                known[path] = known.get(path) or self.read(path)
                 self._named[name] = replace(self.add(name, *known[path]), scale=scale)
             except (CheckpointError, RequestError) as error:
                 raise ConfigError(f"{flag} {given}: {error}") from None
@@ -60,8 +61,8 @@ class AdapterNames:
 
     @staticmethod
     def read(path: str) -> tuple[AdapterUse, int]:
-        """As weights.adapters.open.read_adapter: not for an event loop."""
-        return read_adapter(path)
+        """As weights.adapters.open.read_adapter, of a path or what was pulled: not for an event loop."""
+        return read_adapter(adapter_path(path))
 
     def __len__(self) -> int:
         return len(self._named)

@@ -23,7 +23,7 @@ from penstock.weights.adapters.open import adapter_digest
 from penstock.weights.loader import StoredMatrices
 from penstock.weights.open import open_checkpoint
 from penstock.weights.weight_plan import LoadTarget, plan_weights
-from penstock.weights.writers.merge import merge_adapter
+from penstock.weights.writers.merge import Merged, merge_adapters
 from tests.layers.test_adapters import WORK
 from tests.models import tiny
 from tests.models.harness import Harness, load
@@ -81,7 +81,7 @@ def test_it_is_the_merged_checkpoint(family: str, dora: bool, tmp_path: Path) ->
     tiny.save(family, tmp_path / "model")
     layers = linear_layers(tmp_path / "model")
     use = write_adapter(tmp_path / "adapter", layers, dora=dora)
-    merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+    merge_adapters(tmp_path / "model", [Merged(tmp_path / "adapter")], tmp_path / "merged")
     model = load(tmp_path / "model")
     checkpoint = open_checkpoint(tmp_path / "model")
     targets = add_adapters(model, model.kernels, 2, 8)
