@@ -5,21 +5,25 @@ own. Cases run in turns, `--repeat` times; a case is `--rows` sequences at a tim
 prompt of 16 tokens and `--tokens` generated. Zipf's traffic draws adapters with probability 1 / rank over all that are
 registered. A cold adapter's first token is compared with a warm one's on an idle engine. Medians.
 python -m benchmarks.adapters
+With --soak SECONDS a real server's adapters come and go instead (`benchmarks.adapter_soak`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks.adapter_soak import soak
 from benchmarks.report import arguments, report
 from penstock.config.adapters import AdapterUse
 from penstock.config.options import EngineOptions
@@ -110,7 +114,11 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quantize", default="q4_k_m")
     parser.add_argument("--isa", default="auto")
+    parser.add_argument("--soak", type=float, metavar="SECONDS")
     given = parser.parse_args()
+    if given.soak is not None:
+        report_soak(given)
+        return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "model").mkdir()
@@ -121,6 +129,20 @@ def main() -> None:
     cold = figures["first_token_s"]
     rows.append(("first token, cold less warm", f"{1e3 * (cold['cold'] - cold['warm']):.1f} ms", ""))
     report("adapters", given.results, figures, ("case", "tokens/s", "over none"), rows)
+
+
+def report_soak(given: Any) -> None:
+    """Exits with 1 where something was wrong."""
+    found = asyncio.run(soak(given.soak))
+    counts = {name: value for name, value in asdict(found).items() if isinstance(value, int)}
+    for told in found.wrong[:20]:
+        print(told)
+    memory = [size for _, size in found.memory]
+    held = {"middle": memory[len(memory) // 2], "end": memory[-1]}
+    figures = {"seconds": given.soak, **counts, "wrong": found.wrong, "engine_bytes": held}
+    report("adapter_soak", given.results, figures, ("what", "count"), [*counts.items(), ("wrong", len(found.wrong))])
+    if found.wrong:
+        raise SystemExit(1)
 
 
 def measure(given: Any, model: Path, uses: Sequence[AdapterUse]) -> dict[str, Any]:
