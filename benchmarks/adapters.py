@@ -1,7 +1,7 @@
 """What adapters cost: one in all rows, another in each row, and traffic over a thousand of them, each over none.
 
-Random weights of Llama-3.2-1B's shape and random adapters of rank 16 on queries and values, each in a file of its
-own. Cases run in turns, `--repeat` times; a case is `--rows` sequences at a time, `--requests` of them, each with a
+Random weights of Llama-3.2-1B's shape and random adapters of rank 16 on queries and values, over one shared file of
+matrices. Cases run in turns, `--repeat` times; a case is `--rows` sequences at a time, `--requests` of them, each with a
 prompt of 16 tokens and `--tokens` generated. Zipf's traffic draws adapters with probability 1 / rank over all that are
 registered. A cold adapter's first token is compared with a warm one's on an idle engine. Medians.
 python -m benchmarks.adapters
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -53,12 +54,14 @@ def write_adapters(folder: Path, count: int) -> list[AdapterUse]:
             stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             tensors[f"{stem}.lora_A.weight"] = (random.standard_normal((RANK, 2048)) * 0.02).astype(np.float16)
             tensors[f"{stem}.lora_B.weight"] = (random.standard_normal((outputs, RANK)) * 0.02).astype(np.float16)
+    weights = folder / "weights"
+    save_file(tensors, weights)  # which all share; how much of it counts differs, so that each is another adapter
     for number in range(count):
         place = folder / f"{number}"
         place.mkdir()
         config = {"peft_type": "LORA", "lora_alpha": RANK + number / count, "base_model_name_or_path": "1b"}
         (place / "adapter_config.json").write_text(json.dumps(config))
-        save_file(tensors, place / "adapter_model.safetensors")
+        os.link(weights, place / "adapter_model.safetensors")
         found.append(AdapterUse(adapter_digest(place), str(place)))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,8 +115,7 @@ class AdapterNames:
         """Has what another process of this server knows."""
         self._numbers = known["numbers"]
         for told in known["adapters"]:
-            use = AdapterUse(**{**told["use"], "invocation": tuple(told["use"]["invocation"])})
-            self._named[told["name"]] = NamedAdapter(**{**told, "use": use})
+            self._named[told["name"]] = NamedAdapter(**{**told, "use": use_of(told["use"])})
 
     def remove(self, name: str) -> bool:
         """Forgets a name; what runs goes on. Whether there was one."""
@@ -153,6 +153,11 @@ class AdapterNames:
         self._named = {name: replace(one, scale=wanted.get(one.number, 0.0)) for name, one in self._named.items()}
 
 
+def use_of(told: Mapping[str, Any]) -> AdapterUse:
+    """An adapter of the plain values that `dataclasses.asdict` makes of it, and JSON of those."""
+    return AdapterUse(**{**told, "invocation": tuple(told["invocation"])})
+
+
 class _Asked(NamedTuple):
     """An adapter of the command line: its name and path, how much of it counts unasked, whether it is pinned."""
 
@@ -164,16 +169,16 @@ class _Asked(NamedTuple):
 
 def _module(text: str) -> _Asked:
     """`name=path`, or vLLM's and SGLang's JSON."""
-    pinned: Any = False
+    given: Any = None
     if text.startswith("{"):
-        try:
+        with suppress(ValueError, RecursionError):
             given = json.loads(text)
-            name, path, pinned = given["name"], given["path"], given.get("pinned", False)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            name = path = None
     else:
         name, found, path = text.partition("=")
-        path = path if found else None
+        given = {"name": name, "path": path} if found else None
+    given = given if isinstance(given, dict) else {}
+    name, path = given.get("name"), given.get("path")
+    pinned = given.get("pinned", False)
     if not (isinstance(name, str) and isinstance(path, str) and name and path and isinstance(pinned, bool)):
         allowed = '{"name": …, "path": …, "pinned": false}'
         raise ConfigError(f"--lora-modules is {text!r}; allowed: name=path, or {allowed}.")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from penstock.config.adapters import AdapterUse
 from penstock.config.errors import RequestError
-from penstock.host.adapters import AdapterNames
+from penstock.host.adapters import AdapterNames, use_of
 from penstock.server.orders import Orders
 
 _ORDER = "adapters"
@@ -24,7 +25,7 @@ class AdapterOrders:
         """As AdapterNames.add, everywhere."""
         await self._give(
             add=name,
-            use=[use.digest, use.path, list(use.invocation), use.pinned],
+            use=asdict(use),
             rank=rank,
             again=again,
         )
@@ -56,9 +57,7 @@ class AdapterOrders:
         change = json.loads(told)
         try:
             if "add" in change:
-                digest, path, invocation, pinned = change["use"]
-                use = AdapterUse(digest, path, invocation=tuple(invocation), pinned=pinned)
-                self._names.add(change["add"], use, change["rank"], again=change["again"])
+                self._names.add(change["add"], use_of(change["use"]), change["rank"], again=change["again"])
                 return True
             if "remove" in change:
                 return self._names.remove(change["remove"])
