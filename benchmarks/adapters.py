@@ -1,9 +1,9 @@
 """What adapters cost: one in all rows, another in each row, and traffic over a thousand of them, each over none.
 
 Random weights of Llama-3.2-1B's shape and random adapters of rank 16 on queries and values, over one shared file of
-matrices. Cases run in turns, `--repeat` times; a case is `--rows` sequences at a time, `--requests` of them, each with a
-prompt of 16 tokens and `--tokens` generated. Zipf's traffic draws adapters with probability 1 / rank over all that are
-registered. A cold adapter's first token is compared with a warm one's on an idle engine. Medians.
+matrices. Cases run in turns, `--repeat` times; a case is `--rows` sequences at a time, `--requests` of them, each with
+a prompt of 16 tokens and `--tokens` generated. Zipf's traffic draws adapters with probability 1 / rank over all that
+are registered. A cold adapter's first token is compared with a warm one's on an idle engine. Medians.
 python -m benchmarks.adapters
 With --soak SECONDS a real server's adapters come and go instead (`benchmarks.adapter_soak`).
 """
