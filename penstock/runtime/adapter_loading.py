@@ -109,7 +109,7 @@ class AdapterLoader:
         if size > self._most_bytes:
             raise CheckpointError(
                 f"the adapter {use.path} takes {size:,} bytes, but each has room for {self._most_bytes:,}; start with "
-                "a larger --max-lora-rank."
+                "a larger --max-lora-rank or --max-lora-bytes."
             )
 
     def _named(self, name: str) -> str:
