@@ -1,25 +1,30 @@
 """What adapters cost: one in all rows, another in each row, and traffic over a thousand of them, each over none.
 
-Random weights of Llama-3.2-1B's shape and random adapters of rank 16 on queries and values, each in a file of its
-own. Cases run in turns, `--repeat` times; a case is `--rows` sequences at a time, `--requests` of them, each with a
-prompt of 16 tokens and `--tokens` generated. Zipf's traffic draws adapters with probability 1 / rank over all that are
-registered. A cold adapter's first token is compared with a warm one's on an idle engine. Medians.
+Random weights of Llama-3.2-1B's shape and random adapters of rank 16 on queries and values, over one shared file of
+matrices. Cases run in turns, `--repeat` times; a case is `--rows` sequences at a time, `--requests` of them, each with
+a prompt of 16 tokens and `--tokens` generated. Zipf's traffic draws adapters with probability 1 / rank over all that
+are registered. A cold adapter's first token is compared with a warm one's on an idle engine. Medians.
 python -m benchmarks.adapters
+With --soak SECONDS a real server's adapters come and go instead (`benchmarks.adapter_soak`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks.adapter_soak import soak
 from benchmarks.report import arguments, report
 from penstock.config.adapters import AdapterUse
 from penstock.config.options import EngineOptions
@@ -49,12 +54,14 @@ def write_adapters(folder: Path, count: int) -> list[AdapterUse]:
             stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             tensors[f"{stem}.lora_A.weight"] = (random.standard_normal((RANK, 2048)) * 0.02).astype(np.float16)
             tensors[f"{stem}.lora_B.weight"] = (random.standard_normal((outputs, RANK)) * 0.02).astype(np.float16)
+    weights = folder / "weights"
+    save_file(tensors, weights)  # which all share; how much of it counts differs, so that each is another adapter
     for number in range(count):
         place = folder / f"{number}"
         place.mkdir()
         config = {"peft_type": "LORA", "lora_alpha": RANK + number / count, "base_model_name_or_path": "1b"}
         (place / "adapter_config.json").write_text(json.dumps(config))
-        save_file(tensors, place / "adapter_model.safetensors")
+        os.link(weights, place / "adapter_model.safetensors")
         found.append(AdapterUse(adapter_digest(place), str(place)))
     return found
 
@@ -110,7 +117,11 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quantize", default="q4_k_m")
     parser.add_argument("--isa", default="auto")
+    parser.add_argument("--soak", type=float, metavar="SECONDS")
     given = parser.parse_args()
+    if given.soak is not None:
+        report_soak(given)
+        return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "model").mkdir()
@@ -121,6 +132,20 @@ def main() -> None:
     cold = figures["first_token_s"]
     rows.append(("first token, cold less warm", f"{1e3 * (cold['cold'] - cold['warm']):.1f} ms", ""))
     report("adapters", given.results, figures, ("case", "tokens/s", "over none"), rows)
+
+
+def report_soak(given: Any) -> None:
+    """Exits with 1 where something was wrong."""
+    found = asyncio.run(soak(given.soak))
+    counts = {name: value for name, value in asdict(found).items() if isinstance(value, int)}
+    for told in found.wrong[:20]:
+        print(told)
+    memory = [size for _, size in found.memory]
+    held = {"middle": memory[len(memory) // 2], "end": memory[-1]}
+    figures = {"seconds": given.soak, **counts, "wrong": found.wrong, "engine_bytes": held}
+    report("adapter_soak", given.results, figures, ("what", "count"), [*counts.items(), ("wrong", len(found.wrong))])
+    if found.wrong:
+        raise SystemExit(1)
 
 
 def measure(given: Any, model: Path, uses: Sequence[AdapterUse]) -> dict[str, Any]:

@@ -254,6 +254,9 @@ class AsyncLLM:
 
     def _read(self, path: str) -> AdapterUse:
         """What names an adapter; raises CheckpointError where there is none."""
+        from penstock.library.adapters import adapter_path
+
+        path = adapter_path(path)
         state = adapter_state(path)
         known = self._adapters.get(path)
         if known is None or known[0] != state:

@@ -38,6 +38,7 @@ COMMANDS = (
     ("cp", "Give a model another name."),
     ("rm", "Remove models."),
     ("create", "Make a model of a Modelfile."),
+    ("fuse", "Merge adapters into a model's weights."),
     ("import", "Give a folder or file of this machine a name."),
     ("push", "Send a model to a registry."),
     ("migrate", "Print what a command line of another engine is here."),

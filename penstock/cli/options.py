@@ -143,6 +143,9 @@ MODEL_FLAGS = (
     flag("max_lora_rank", int, 16, _ADAPTERS, "The largest rank of an adapter."),
     flag("max_cpu_loras", int | None, None, _ADAPTERS,
          "Adapters of that rank for which there is memory. Default: --max-loras."),
+    flag("max_lora_bytes", str | None, None, _ADAPTERS,
+         "Memory of one adapter: 300MiB, 2GiB. Default: what that rank takes of all layers, with one expert of each.",
+         metavar="SIZE"),
     flag("control_vector", list[str] | None, None, _ADAPTERS,
          "A control vector (.gguf) that all answers have, and how much of it (1); repeatable.",
          "--control-vector", metavar="PATH[:SCALE]"),
@@ -293,7 +296,7 @@ def make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
     for name in ("isa", "threads"):
         if chosen[name] is None:
             chosen[name] = getattr(environment, name)
-    for name in ("memory", "kv_cache_memory", "pack_cache_size"):
+    for name in ("memory", "kv_cache_memory", "pack_cache_size", "max_lora_bytes"):
         if chosen[name] is not None:
             chosen[name] = parse_bytes(chosen[name])
     if chosen["pack_cache"] == EngineOptions().pack_cache:

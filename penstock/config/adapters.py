@@ -31,6 +31,7 @@ class AdapterUse:
         weight: how much of it counts, 1 for all.
         invocation: the tokens that an activated adapter waits for; () for one that counts from the first token on.
         first: the token of a request from which it counts.
+        pinned: it stays in memory once it was read, as far as there is room beside others.
     """
 
     digest: str
@@ -38,6 +39,7 @@ class AdapterUse:
     weight: float = 1.0
     invocation: tuple[int, ...] = ()
     first: int = 0
+    pinned: bool = False
 
 
 def adapters_key(adapters: Iterable[AdapterUse]) -> str:

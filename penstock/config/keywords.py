@@ -49,6 +49,7 @@ class EngineKeywords(TypedDict, total=False):
     max_loras: int
     max_lora_rank: int
     max_cpu_loras: int | None
+    max_lora_bytes: int | None
     control_vector: tuple[str, ...]
     control_vector_layers: str | None
     watermark_key: int

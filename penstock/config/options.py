@@ -69,6 +69,7 @@ class EngineOptions:
         max_loras: adapters that the sequences of a step may have together.
         max_lora_rank: the largest rank of one.
         max_cpu_loras: adapters of that rank for which there is memory; None for max_loras.
+        max_lora_bytes: memory of one; None for what that rank takes of all layers, with an expert of each layer.
         control_vector: what is added to the hidden states of all answers, files each as path or path:scale.
         control_vector_layers: the layers behind which it is, as first-last; None for all it has.
         watermark_key: the number by which watermarked texts are recognised, of requests that bring none of their own.
@@ -118,6 +119,7 @@ class EngineOptions:
     max_loras: int = 8
     max_lora_rank: int = 16
     max_cpu_loras: int | None = None
+    max_lora_bytes: int | None = None
     control_vector: tuple[str, ...] = ()
     control_vector_layers: str | None = None
     watermark_key: int = WATERMARK_KEY

@@ -159,6 +159,7 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "max_loras", 1, MAX_LORAS, optional=False)
     _integer(options, "max_lora_rank", 1, MAX_LORA_RANK, optional=False)
     _integer(options, "max_cpu_loras", 1, MAX_CPU_LORAS)
+    _integer(options, "max_lora_bytes", 1, 2**40)
     share = options.gpu_memory_utilization
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise _refuse("gpu_memory_utilization", share, "a number above 0, at most 1")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from penstock.config.adapters import MOST_ADAPTERS, MOST_WEIGHT, AdapterUse, path_and_scale
 from penstock.config.errors import CheckpointError, ConfigError, ParameterError, RequestError, format_value
+from penstock.library.adapters import adapter_path
 from penstock.weights.adapters.open import read_adapter
 
 MOST_NAMES = 10_000
@@ -47,12 +50,13 @@ class AdapterNames:
         self._named: dict[str, NamedAdapter] = {}
         self._numbers = 0
         known: dict[str, tuple[AdapterUse, int]] = {}
-        asked = [("--lora-modules", module, *_module(module), 0.0) for module in modules]
-        asked += [("--lora", given, *_always(given)) for given in always]
-        for flag, given, name, path, scale in asked:
+        asked = [("--lora-modules", module, _module(module)) for module in modules]
+        asked += [("--lora", given, _always(given)) for given in always]
+        for flag, given, (name, path, scale, pinned) in asked:
             try:
-                known[path] = known.get(path) or read_adapter(path)
-                self._named[name] = replace(self.add(name, *known[path]), scale=scale)
+                known[path] = known.get(path) or self.read(path)
+                use, rank = known[path]
+                self._named[name] = replace(self.add(name, replace(use, pinned=pinned), rank), scale=scale)
             except (CheckpointError, RequestError) as error:
                 raise ConfigError(f"{flag} {given}: {error}") from None
         if len(self.unasked()) > MOST_ADAPTERS:
@@ -60,8 +64,8 @@ class AdapterNames:
 
     @staticmethod
     def read(path: str) -> tuple[AdapterUse, int]:
-        """As weights.adapters.open.read_adapter: not for an event loop."""
-        return read_adapter(path)
+        """As weights.adapters.open.read_adapter, of a path or what was pulled: not for an event loop."""
+        return read_adapter(adapter_path(path))
 
     def __len__(self) -> int:
         return len(self._named)
@@ -97,6 +101,21 @@ class AdapterNames:
             raise RequestError(message, param="lora_name", code="name_taken")
         if len(self._named) >= MOST_NAMES:
             raise RequestError(f"There are {MOST_NAMES} adapters; unload some.", param="lora_name", code="too_many")
+
+    @property
+    def numbers(self) -> int:
+        """How many adapters have come."""
+        return self._numbers
+
+    def known(self) -> dict[str, Any]:
+        """All of them in plain values, as `take_over` takes them."""
+        return {"numbers": self._numbers, "adapters": [asdict(one) for one in self._named.values()]}
+
+    def take_over(self, known: Mapping[str, Any]) -> None:
+        """Has what another process of this server knows."""
+        self._numbers = known["numbers"]
+        for told in known["adapters"]:
+            self._named[told["name"]] = NamedAdapter(**{**told, "use": use_of(told["use"])})
 
     def remove(self, name: str) -> bool:
         """Forgets a name; what runs goes on. Whether there was one."""
@@ -134,23 +153,39 @@ class AdapterNames:
         self._named = {name: replace(one, scale=wanted.get(one.number, 0.0)) for name, one in self._named.items()}
 
 
-def _module(text: str) -> tuple[str, str]:
-    """Name and path of `name=path`, or of vLLM's JSON."""
+def use_of(told: Mapping[str, Any]) -> AdapterUse:
+    """An adapter of the plain values that `dataclasses.asdict` makes of it, and JSON of those."""
+    return AdapterUse(**{**told, "invocation": tuple(told["invocation"])})
+
+
+class _Asked(NamedTuple):
+    """An adapter of the command line: its name and path, how much of it counts unasked, whether it is pinned."""
+
+    name: str
+    path: str
+    scale: float = 0.0
+    pinned: bool = False
+
+
+def _module(text: str) -> _Asked:
+    """`name=path`, or vLLM's and SGLang's JSON."""
+    given: Any = None
     if text.startswith("{"):
-        try:
+        with suppress(ValueError, RecursionError):
             given = json.loads(text)
-            name, path = given["name"], given["path"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            name = path = None
     else:
         name, found, path = text.partition("=")
-        path = path if found else None
-    if not (isinstance(name, str) and isinstance(path, str) and name and path):
-        raise ConfigError(f'--lora-modules is {text!r}; allowed: name=path, or {{"name": …, "path": …}}.')
-    return name, str(Path(path).expanduser())
+        given = {"name": name, "path": path} if found else None
+    given = given if isinstance(given, dict) else {}
+    name, path = given.get("name"), given.get("path")
+    pinned = given.get("pinned", False)
+    if not (isinstance(name, str) and isinstance(path, str) and name and path and isinstance(pinned, bool)):
+        allowed = '{"name": …, "path": …, "pinned": false}'
+        raise ConfigError(f"--lora-modules is {text!r}; allowed: name=path, or {allowed}.")
+    return _Asked(name, str(Path(path).expanduser()), pinned=pinned)
 
 
-def _always(text: str) -> tuple[str, str, float]:
-    """Name, path and scale of `path` or `path:scale`."""
+def _always(text: str) -> _Asked:
+    """`path` or `path:scale`."""
     path, counts = path_and_scale("--lora", text)
-    return Path(path).stem, path, counts
+    return _Asked(Path(path).stem, path, counts)

@@ -19,7 +19,8 @@ from penstock.library.template.conversation import conversation_template, is_jin
 from penstock.library.views import view
 from penstock.text.template import ChatTemplate
 from penstock.weights.open import open_checkpoint
-from penstock.weights.writers.merge import merge_adapter
+from penstock.weights.writers.float_folder import float_base
+from penstock.weights.writers.merge import Merged, merge_adapters
 
 Quantize = Callable[[Path, Path], None]
 """(model, .gguf file to write)"""
@@ -78,13 +79,12 @@ def _base(
                 return found[0]
             texts = tuple(part for part in found[0].layers if part.kind in TEXTS)
         path = find(made.base, store).path
-    for number, adapter in enumerate(made.adapters):
-        place = folder / Path(adapter).expanduser()
-        if not place.exists():
-            raise ConfigError(f"there is no adapter at {place}.")
-        merged = temporary / f"merged-{number}"
-        merge_adapter(path, place, merged)
-        path = merged
+    changes = [Merged(folder / Path(adapter).expanduser()) for adapter in made.adapters]
+    if missing := next((change.path for change in changes if not change.path.exists()), None):
+        raise ConfigError(f"there is no adapter at {missing}.")
+    if changes:
+        merge_adapters(float_base(path, temporary / "floats"), changes, temporary / "merged")
+        path = temporary / "merged"
     if quantize is not None:
         smaller = temporary / "quantised.gguf"
         quantize(path, smaller)

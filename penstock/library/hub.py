@@ -20,7 +20,7 @@ from penstock.config.errors import CheckpointError, ConfigError, quoted
 from penstock.config.limits import MAX_MODEL_FILE_BYTES, MAX_REPOSITORY_FILES
 from penstock.library.digests import Digest
 from penstock.library.files import inside, symbolic, write_whole
-from penstock.library.hub_cache import INDEX, is_whole, quantisation, repo_folder, selected
+from penstock.library.hub_cache import ADAPTER_FILES, INDEX, is_adapter, is_whole, quantisation, repo_folder, selected
 from penstock.library.names import HubName, NoSuchModelError
 from penstock.library.transfer import Manner, Source, fetch_all
 from penstock.library.web import Web
@@ -162,6 +162,8 @@ def choose(repository: Repository, index: Mapping[str, Any] | None = None) -> Ch
         and not any(fnmatch.fnmatchcase(file.name, form) for form in _NOT_SMALL)
         and file.size <= _MOST_SMALL
     ]
+    if is_adapter(files) and not name.selector:
+        return Choice(repository, name, tuple(files[file] for file in ADAPTER_FILES), ADAPTER_FILES[1:])
     weights = _safetensors(repository, index)
     if name.selector or (not weights and selected(list(files), "")):
         shards, selector = _gguf(repository)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ _QUANT = re.compile(
 )
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 INDEX: Final = "model.safetensors.index.json"
+ADAPTER_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")  # of PEFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,21 @@ def _models(snapshot: Path, name: HubName, commit: str) -> Iterator[CachedModel]
             selector = quant if quant and alone else shards[0]
             gguf = HubName(name.owner, name.repo, name.revision, selector)
             yield _model(gguf, files[shards[0]], commit, [files[shard] for shard in shards])
+
+
+def is_adapter(files: Container[str]) -> bool:
+    """Whether a repository holds an adapter in PEFT's layout, and no model."""
+    return "config.json" not in files and all(file in files for file in ADAPTER_FILES)
+
+
+def cached_adapter(hub: Path, name: HubName) -> Path | None:
+    """The folder of an adapter that was loaded; None where there is none of that name and revision."""
+    folder = repo_folder(hub, name)
+    commit = _refs(folder).get(name.revision, name.revision)
+    if not _COMMIT.fullmatch(commit):
+        return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if is_adapter(snapshot_files(snapshot)) else None
 
 
 def snapshot_files(snapshot: Path) -> dict[str, Path]:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.resolve import ModelFacts
 from penstock.library import address, hub, registry
-from penstock.library.hub_cache import INDEX, is_whole, quantisation, selected
+from penstock.library.hub_cache import INDEX, is_adapter, is_whole, quantisation, selected
 from penstock.library.names import HubName, PathName, RegistryName, UrlName, parse_name
 from penstock.library.outlook import Announced, Outlook, check_architecture, folder_facts
 from penstock.library.store import Store
@@ -49,6 +49,8 @@ def _from_hub(store: Store, web: Web, name: HubName, wish: Wish) -> str:
         choice = hub.choose(repository, index)
         if choice.name.selector:
             _check_gguf(way, choice, wish)
+        elif is_adapter(repository.files):
+            wish.say(f"{name} is an adapter: serve its model with --lora-modules NAME={name}.")
         elif wish.judge is not None:
             config = way.read_json(repository, "config.json") or {}
             check_architecture(config, str(name), has_fallback=find_spec("transformers") is not None)

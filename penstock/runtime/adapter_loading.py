@@ -60,12 +60,12 @@ class AdapterLoader:
         for name, table in adapter.tables.items():
             self._check_table(use, self._named(name), table)
         made: list[tuple[AdapterSlots, LowRank]] = []
-        experts: dict[str, dict[int, LowRankTensors]] = {}
+        experts: dict[str, dict[int, tuple[str, LowRankTensors]]] = {}
         for name, change in adapter.changes.items():
             own = self._named(name)
             target = self._targets.get(own)
             if target is None and (expert := self._expert(own)) is not None:
-                experts.setdefault(expert[0], {})[expert[1]] = change
+                experts.setdefault(expert[0], {})[expert[1]] = own, change
                 continue
             if target is None:
                 raise CheckpointError(
@@ -109,7 +109,7 @@ class AdapterLoader:
         if size > self._most_bytes:
             raise CheckpointError(
                 f"the adapter {use.path} takes {size:,} bytes, but each has room for {self._most_bytes:,}; start with "
-                "a larger --max-lora-rank."
+                "a larger --max-lora-rank or --max-lora-bytes."
             )
 
     def _named(self, name: str) -> str:
@@ -126,42 +126,50 @@ class AdapterLoader:
         stack = f"{match[1]}.{_PROJECTIONS.get(match[3], match[3])}"
         return (stack, int(match[2])) if stack in self._targets else None
 
-    def _stacked(self, use: AdapterUse, name: str, changes: Mapping[int, LowRankTensors]) -> Loaded:
-        """What changes single experts, as one of all; others' matrices are 0."""
+    def _stacked(self, use: AdapterUse, name: str, changes: Mapping[int, tuple[str, LowRankTensors]]) -> Loaded:
+        """What changes single experts, by their numbers and with their names, as one of all; others' matrices are 0."""
         target = self._targets[name]
         assert isinstance(target, ProjectionAdapters)
         slots = target.slots
-        if any(change.magnitude is not None for change in changes.values()):
-            raise CheckpointError(f"the adapter {use.path} is DoRA of experts, which is not served; take one of LoRA.")
         if max(changes) >= slots.experts:
             raise CheckpointError(f"the adapter {use.path} changes expert {max(changes)} of {slots.experts}.")
-        rank = max(change.rank for change in changes.values())
+        rank = max(change.rank for _, change in changes.values())
         down, up = torch.zeros(slots.experts, rank, slots.inputs), torch.zeros(slots.experts, slots.outputs, rank)
-        for number, change in changes.items():
+        columns = None
+        if any(change.magnitude is not None for _, change in changes.values()):
+            columns = torch.ones(slots.experts, slots.outputs)
+        for number, (own, change) in changes.items():
             ours = [self._values(use, tensor, torch.float32) for tensor in (change.down, change.up)]
             if (ours[0].shape[1], len(ours[1])) != (slots.inputs, slots.outputs):
                 raise CheckpointError(f"the adapter {use.path} was made for other experts: {list(ours[1].shape)}.")
             down[number, : change.rank], up[number, :, : change.rank] = ours[0], ours[1] * change.scale
-        return target.entries(down, up, 1.0)
+            if columns is not None and change.magnitude is not None:
+                columns[number] = self._columns(use, own, change, (ours[0], ours[1]))
+        return target.entries(down, up, 1.0, columns)
 
     def _entries(self, use: AdapterUse, name: str, target: AdapterTarget, change: LowRankTensors) -> Loaded:
         kind = _KINDS.get(change.down.info.format, torch.float32)
         down, up = (self._values(use, tensor, kind) for tensor in (change.down, change.up))
-        columns = None
-        if change.magnitude is not None:
-            lengths = self._values(use, change.magnitude, torch.float32).reshape(-1)
-            weight = self._weight_of(name)
-            weight = weight.T if change.looked_up else weight
-            if weight.shape != (len(up), down.shape[1]):
-                raise CheckpointError(
-                    f"the adapter {use.path} changes {quoted(name)} as if it had {len(up)} outputs of {down.shape[1]} "
-                    f"inputs; it has {list(weight.shape)}. Take an adapter that was made for this model."
-                )
-            columns = column_factors(weight, down, up, change.scale, lengths)
-            if not bool(torch.isfinite(columns).all()):
-                told = f"lengths of {quoted(name)} that are no finite multiples of the model's"
-                raise CheckpointError(f"the adapter {use.path} has {told}. Take an adapter made for this model.")
+        columns = None if change.magnitude is None else self._columns(use, name, change, (down, up))
         return target.entries(down, up, change.scale, columns)
+
+    def _columns(self, use: AdapterUse, name: str, change: LowRankTensors, made: tuple[Tensor, Tensor]) -> Tensor:
+        """What DoRA multiplies outputs by, of the weight of that name and an adapter's two matrices."""
+        assert change.magnitude is not None
+        lengths = self._values(use, change.magnitude, torch.float32).reshape(-1)
+        down, up = made
+        weight = self._weight_of(name)
+        weight = weight.T if change.looked_up else weight
+        if weight.shape != (len(up), down.shape[1]):
+            raise CheckpointError(
+                f"the adapter {use.path} changes {quoted(name)} as if it had {len(up)} outputs of {down.shape[1]} "
+                f"inputs; it has {list(weight.shape)}. Take an adapter that was made for this model."
+            )
+        columns = column_factors(weight, down, up, change.scale, lengths)
+        if not bool(torch.isfinite(columns).all()):
+            told = f"lengths of {quoted(name)} that are no finite multiples of the model's"
+            raise CheckpointError(f"the adapter {use.path} has {told}. Take an adapter made for this model.")
+        return columns
 
     def _values(self, use: AdapterUse, tensor: StoredTensor, kind: torch.dtype) -> Tensor:
         values = dequantize(tensor, kind)

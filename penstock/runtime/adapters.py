@@ -35,6 +35,7 @@ class AdapterRoom:
         self._lent: dict[int, str] = {}  # by slot, what it is to hold
         self._asked: set[str] = set()  # what is read for a sequence that was queued already
         self._failed: dict[str, PenstockError] = {}  # of those
+        self._pinned: dict[str, None] = {}  # used least recently first
         self._thread: ThreadPoolExecutor | None = None
         self._left = False  # somebody has gone who waited: what nobody else waits for need not be read
 
@@ -74,6 +75,10 @@ class AdapterRoom:
     def _begin(self, uses: tuple[AdapterUse, ...]) -> bool:
         """Begins to read those that are not here; whether there are such."""
         missing = [use for use in uses if self._used(use.digest) is None]
+        for use in uses:
+            self._pinned.pop(use.digest, None)
+            if use.pinned:
+                self._pinned[use.digest] = None
         for use in missing:
             if use.digest not in self._loading:
                 self._thread = self._thread or ThreadPoolExecutor(1, "penstock-adapters")
@@ -192,10 +197,12 @@ class AdapterRoom:
         held = {**self._loaded, **dict(self._placed.values())}
         left = self._most_bytes - sum(map(_bytes, held.values()))
         placed = {digest for digest, _ in self._placed.values()} | set(self._lent.values())
-        for digest in [digest for digest in self._loaded if digest not in placed and digest not in kept]:
+        gone = [digest for digest in self._loaded if digest not in placed and digest not in kept]
+        for digest in sorted(gone, key=self._pinned.__contains__):  # those that are pinned last
             if left >= 0:
                 break
             left += _bytes(self._loaded.pop(digest))
+        self._pinned = {digest: None for digest in self._pinned if digest in self._loaded or digest in self._loading}
 
 
 def _bytes(loaded: Loaded) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from penstock.host.model_host import ModelHost
 from penstock.host.shelf import open_shelf
 from penstock.server import document
 from penstock.server.account import account_of
+from penstock.server.adapter_orders import AdapterOrders
 from penstock.server.auth import LOCAL_ORIGINS, NO_ORIGIN, AdminKeys, ApiKeys, HostRule
 from penstock.server.context import ModelContext, ServedModels, ServerContext
 from penstock.server.dialects.adapters import ADAPTER_BODIES, adapters_router
@@ -201,15 +202,25 @@ def _add_hooks(app: FastAPI, options: ServerOptions) -> None:
         app.add_middleware(HookMiddleware, before=before, after=after)
 
 
+async def _know_adapters(context: ServerContext) -> None:
+    """Has this process know the adapters that came before it did."""
+    if context.siblings is None or context.models.host is not None:
+        return
+    with suppress(HttpError):  # nobody is beside it
+        await AdapterOrders(context.models.all()[0].adapters, context.orders).learn()
+
+
 @asynccontextmanager
 async def _lifespan(context: ServerContext, responses: Responses, reports: RequestReports) -> AsyncIterator[None]:
     siblings = context.siblings
     log = asyncio.ensure_future(log_throughput(context.models.engines if siblings is None or siblings.first else dict))
     if siblings is not None:
         siblings.answer(context.own_figures, reports.recent)
+    known = asyncio.ensure_future(_know_adapters(context))
     yield
-    log.cancel()
-    await asyncio.gather(log, return_exceptions=True)
+    for task in (log, known):
+        task.cancel()
+    await asyncio.gather(log, known, return_exceptions=True)
     await responses.aclose()
     if context.tools is not None:
         await context.tools.aclose()

@@ -24,6 +24,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "lora_path": "The name of the adapter to answer with.",
         "lora_name": "The adapter's name, which requests send as their model.",
         "load_inplace": "Take the place of an adapter of that name.",
+        "pinned": "Whether it stays in memory once it was read, while there is room for others.",
         "adapters": "Files of adapters sent before, by the names they are to have: their digests.",
         "add_special_tokens": "Whether tokens such as a text's beginning are added. Default: as the model expects.",
         "allowed_token_ids": "The only tokens that may be chosen.",

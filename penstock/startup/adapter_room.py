@@ -10,7 +10,9 @@ _VALUE_BYTES = 4  # of adapters in float32, the widest type
 
 def adapter_bytes(facts: ModelFacts, options: EngineOptions) -> int:
     """What all adapters together may take, in slots and in memory; 0 for an engine without."""
-    return most_adapters(options) * bytes_of_one(facts, options.max_lora_rank) if options.enable_lora else 0
+    if not options.enable_lora:
+        return 0
+    return most_adapters(options) * (options.max_lora_bytes or bytes_of_one(facts, options.max_lora_rank))
 
 
 def most_adapters(options: EngineOptions) -> int:

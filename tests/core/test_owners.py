@@ -121,7 +121,11 @@ def test_several_pinned_prompts_that_begin_alike() -> None:
 def test_adapters_have_public_prefixes_of_their_own() -> None:
     engine = pinned_engine(SYSTEM)
     engine.adapters = AdapterRoom(lambda use: (), 1, 1)
-    engine.adapters.place(((1, AdapterUse("d", "here")),))
+    engine.adapters.read(uses := (AdapterUse("d", "here"),))
+    while not engine.adapters.here(uses):
+        engine.adapters.wait(60.0)
+        engine.adapters.ready()
+    engine.adapters.place(((1, uses[0]),))
     assert cached(engine, replace(owned("a", (*SYSTEM, 40), "one"), adapters=(AdapterUse("d", "here"),))) == 0
     assert cached(engine, replace(owned("b", (*SYSTEM, 40), "one"), cache_salt="s")) == 16
     moved = replace(owned("c", (*SYSTEM, 40), "one"), adapters=(AdapterUse("d", "there"),))

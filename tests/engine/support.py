@@ -47,7 +47,7 @@ def null_engine(
         "null", "", "Null", max_model_len, VOCAB, 16, num_blocks, 64, 512, "float32", "cpu", "exact"
     )  # fmt: skip
     room = AdapterRoom(lambda use: (), ADAPTER_SLOTS, 1)
-    scheduler = Scheduler(options, GROUPS, gates=(*default_gates(), AdapterGate(ADAPTER_SLOTS)))
+    scheduler = Scheduler(options, GROUPS, gates=(*default_gates(), AdapterGate(ADAPTER_SLOTS, room)))
     return Engine(scheduler, runner, structured, adapters=room), info
 
 

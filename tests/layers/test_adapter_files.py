@@ -23,7 +23,7 @@ from penstock.weights.adapters.open import adapter_digest
 from penstock.weights.loader import StoredMatrices
 from penstock.weights.open import open_checkpoint
 from penstock.weights.weight_plan import LoadTarget, plan_weights
-from penstock.weights.writers.merge import merge_adapter
+from penstock.weights.writers.merge import Merged, merge_adapters
 from tests.layers.test_adapters import WORK
 from tests.models import tiny
 from tests.models.harness import Harness, load
@@ -37,7 +37,7 @@ FAMILIES = (
     *("gemma2", "gemma3n", "gemma4-moe", "falcon-groups", "gpt-neox", "mpt", "bloom", "opt-projected", "glm4", "phi"),
     *("mamba", "mamba2", "jamba", "falcon-h1", "lfm2", "qwen3-next", "qwen3_5", "nemotron-h-latent", "flex-olmo"),
 )
-DORA = ("llama", "phi3", "glm4", "falcon-groups", "jamba", "qwen3_5", "gemma3n")
+DORA = ("mixtral", "qwen2-moe", "llama", "phi3", "glm4", "falcon-groups", "jamba", "qwen3_5", "gemma3n")
 SCALE = 0.3  # alpha by rank
 
 
@@ -67,7 +67,7 @@ def write_adapter(folder: Path, layers: dict[str, tuple[int, int]], *, dora: boo
         random, rank, stem = np.random.default_rng(number), 2 + number % 3, f"base_model.model.{name}"
         tensors[f"{stem}.lora_A.weight"] = random.standard_normal((rank, inputs), np.float32) * inputs**-0.5
         tensors[f"{stem}.lora_B.weight"] = random.standard_normal((outputs, rank), np.float32) * 0.3
-        if dora and ".experts." not in name:
+        if dora:
             tensors[f"{stem}.lora_magnitude_vector"] = random.random(outputs, np.float32) + 0.5
     alphas = {name: SCALE * (2 + number % 3) for number, name in enumerate(layers)}
     config = {"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": alphas, "use_dora": dora}
@@ -81,7 +81,7 @@ def test_it_is_the_merged_checkpoint(family: str, dora: bool, tmp_path: Path) ->
     tiny.save(family, tmp_path / "model")
     layers = linear_layers(tmp_path / "model")
     use = write_adapter(tmp_path / "adapter", layers, dora=dora)
-    merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+    merge_adapters(tmp_path / "model", [Merged(tmp_path / "adapter")], tmp_path / "merged")
     model = load(tmp_path / "model")
     checkpoint = open_checkpoint(tmp_path / "model")
     targets = add_adapters(model, model.kernels, 2, 8)

@@ -14,12 +14,15 @@ import pytest
 
 from penstock.config.environment import ModelPlaces
 from penstock.config.errors import CheckpointError, ConfigError, PenstockError
-from penstock.library.hub_cache import quantisation, selected
+from penstock.host.adapters import AdapterNames
+from penstock.library.adapters import adapter_path
+from penstock.library.hub_cache import ADAPTER_FILES, quantisation, selected
 from penstock.library.outlook import Outlook
 from penstock.library.pull import pull
 from penstock.library.store import Store
 from penstock.library.web import open_web
 from penstock.library.wish import Wish
+from penstock.weights.adapters.open import adapter_digest
 from penstock.weights.open import open_checkpoint
 from tests.library.servers import Hub
 
@@ -288,3 +291,23 @@ def test_removing_frees_what_only_it_needed(store: Store, hub: Hub, concierge: d
     assert not (store.places.hub / "models--me--c").exists()
     with pytest.raises(ConfigError, match="no model"):
         store.remove("me/c")
+
+
+def test_an_adapter_is_pulled_and_found_by_its_name(
+    store: Store, hub: Hub, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shared_data / "models" / "penstock-concierge-lora-caps"
+    files = {name: (folder / name).read_bytes() for name in ADAPTER_FILES}
+    hub.put("people/caps", {**files, "README.md": b"Caps.", "optimizer.pt": b"x"})
+    monkeypatch.setattr("penstock.library.adapters.open_store", lambda: store)
+    with pytest.raises(CheckpointError, match="penstock pull people/caps"):
+        adapter_path("people/caps")
+    said: list[str] = []
+    told = pull(store, "people/caps", Wish(say=said.append, judge=lambda outlook: "it is no model"))
+    assert told == "people/caps" and "--lora-modules" in said[0]
+    found = Path(adapter_path("people/caps"))
+    assert sorted(path.name for path in found.iterdir()) == sorted(ADAPTER_FILES)
+    assert adapter_digest(found) == adapter_digest(folder)
+    assert store.find("people/caps") is None, "it is no model"
+    assert AdapterNames(["caps=people/caps"]).all()[0].use.path == str(found)
+    assert adapter_path(str(folder)) == str(folder) and adapter_path("./nothing/here") == "./nothing/here"

@@ -31,7 +31,7 @@ SEEDS = 4  # different answers: one that reaches another reader than its own is 
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Served]:
+def running(*more: str) -> Iterator[Served]:
     """A server whose directories lie in a folder of its own; when it ends nothing of it is left, however it ended."""
     flags = [
         "--port",
@@ -44,6 +44,7 @@ def running() -> Iterator[Served]:
         "1100",
         "--drain-timeout",
         "240",
+        *more,
     ]
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # sockets lie in it: its path is short
         with pytest.MonkeyPatch.context() as patch:

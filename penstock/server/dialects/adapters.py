@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from penstock.core.request import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.host.adapters import MOST_NAME_CHARS, AdapterNames, NamedAdapter
 from penstock.server.adapter_fields import MOST_SCALES, AdapterScale
+from penstock.server.adapter_orders import AdapterOrders
 from penstock.server.auth import AdminKeys, owner_of
 from penstock.server.body import read_body, translated, validate, whole_body
 from penstock.server.context import ModelContext, ServerContext
@@ -39,6 +41,7 @@ class LoadAdapterBody(Loose):
     lora_name: _Name
     lora_path: Annotated[str, Field(min_length=1, max_length=_PATH_CHARS)]
     load_inplace: bool = False
+    pinned: bool = False
 
 
 class UnloadAdapterBody(Loose):
@@ -68,19 +71,24 @@ class _Adapters:
 
     def __init__(self, context: ServerContext, keys: AdminKeys) -> None:
         self._context, self._keys = context, keys
+        models = () if context.models.host is not None else context.models.all()
+        self._everywhere = AdapterOrders(models[0].adapters, context.orders) if models else None
+
+    @property
+    def everywhere(self) -> AdapterOrders:
+        """Changes of the one model's adapters, in all HTTP processes."""
+        assert self._everywhere is not None  # `model` has refused several
+        return self._everywhere
 
     def model(self, request: Request) -> ModelContext:
         """The one model whose adapters these are, for an administrator.
 
         Raises:
-            HttpError: 403 for others; 501 where there are several models or HTTP processes.
+            HttpError: 403 for others; 501 where there are several models.
         """
         self._keys.check_admin(request.headers)
         if self._context.models.host is not None:
             told = "A server of several models has no adapters; start one of their model alone."
-            raise HttpError(501, f"{request.url.path} is not available here. {told}", code="not_available")
-        if self._context.siblings is not None:
-            told = "Several HTTP processes would have to know; name adapters at the start: --lora-modules name=path."
             raise HttpError(501, f"{request.url.path} is not available here. {told}", code="not_available")
         (model,) = self._context.models.all()
         return model
@@ -95,14 +103,17 @@ class _Adapters:
             raise RequestError(str(error), param="lora_path", code="adapter_unusable") from error
         names, again = model.adapters, body.load_inplace
         names.check(body.lora_name, again=again)
-        await self._try(request, model, body.lora_name, use)
-        names.add(body.lora_name, use, rank, again=again)
+        try:
+            await self._try(request, model, body.lora_name, use)
+        except RequestError as error:  # of the trial, whose parameters nobody sent
+            raise RequestError(str(error), param="lora_path", code=error.code) from error
+        await self.everywhere.add(body.lora_name, replace(use, pinned=body.pinned), rank, again=again)
         return names
 
     async def unload(self, request: Request, body: UnloadAdapterBody) -> AdapterNames:
         """Forgets a name; answers that are being written go on."""
         names = self.model(request).adapters
-        if not names.remove(body.lora_name):
+        if not await self.everywhere.remove(body.lora_name):
             message = f"There is no adapter {format_value(body.lora_name)} here; GET /v1/models lists those there are."
             raise HttpError(404, message, param="lora_name", code="adapter_not_found")
         return names
@@ -168,7 +179,8 @@ def _add_llama(router: APIRouter, context: ServerContext, adapters: _Adapters) -
         given = await translated(request, lambda: validate(AdapterScales, _listed(raw)))
         pairs = [(one.id, one.scale) for one in given.adapters]
         if pairs or context.models.host is None:
-            adapters.model(request).adapters.scale(pairs, "scales")
+            adapters.model(request)
+            await adapters.everywhere.scale(pairs)
         return json_response({"success": True})
 
 

@@ -15,6 +15,7 @@ from penstock.quant.formats import decode_to_float32
 from penstock.quant.formats.record import Bytes
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.open import open_checkpoint
 from penstock.weights.writers.files import replacing
 from penstock.weights.writers.safetensors import OutputGroup, StoredOutput, copy_side_files, write_safetensors
 
@@ -57,6 +58,19 @@ def write_float_folder(
         config = {**checkpoint.config, "dtype": dtype, "torch_dtype": dtype}
         (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return written
+
+
+def float_base(path: Path, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
+    """A model whose weights adapters can be merged into: the one at `path`, or of a .gguf file a new `folder`, bf16.
+
+    Raises:
+        As write_float_folder.
+    """
+    checkpoint = open_checkpoint(path)
+    if not checkpoint.metadata:
+        return path
+    write_float_folder(checkpoint, "bf16", folder, progress)
+    return folder
 
 
 def _write_side_files(checkpoint: Checkpoint, place: Path) -> None:
