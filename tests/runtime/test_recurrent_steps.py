@@ -148,7 +148,7 @@ def make_engine(
     options = SchedulerOptions(
         ROWS, 64, 128, BLOCK, counts, True, "fcfs", depth, chunk, recurrent=True, checkpoints=checkpoints
     )
-    scheduler = Scheduler(options, groups, gates=(*default_gates(), AdapterGate(2)))
+    scheduler = Scheduler(options, groups, gates=(*default_gates(), AdapterGate(2, room)))
     return Engine(scheduler, runner, adapters=room), memory
 
 
