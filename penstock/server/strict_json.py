@@ -24,6 +24,7 @@ _PIECE = 32 * 2**10  # bytes that are decoded in one go: a millisecond or two
 _CHUNK = 2**20  # bytes that are looked through in one go
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = b" \t\n\r"
+_SPACES = re.compile(rb"[ \t\n\r]*+\Z")
 _OPEN, _CLOSE = b"[{", b"]}"
 _MARKS = np.zeros(256, np.bool_)
 _MARKS[list(b"[]{},:")] = True
@@ -210,7 +211,7 @@ class _Large:
         while start <= end:
             index = max(0, int(np.searchsorted(cuts, start + _PIECE, side="right")) - 1)
             stop = int(cuts[index]) if cuts[index] >= start else int(cuts[np.searchsorted(cuts, start)])
-            if len(cuts) > 1 and not self._raw[start:stop].strip(_SPACE):
+            if len(cuts) > 1 and _SPACES.match(self._raw, start, stop):
                 raise _malformed(f"a value is missing at byte {start}")
             yield start, stop
             start = stop + 1
