@@ -51,6 +51,7 @@ WRITTEN: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         },
     }
 )
+_PAIRED: Final = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
 _FEWEST_LAYERS: Final = 5  # of a target, where a head does not say which layers it reads
 
 
@@ -79,7 +80,8 @@ def head_kind(config: Mapping[str, Any], tensors: Container[str]) -> str | None:
     stated = stated or _SPECULATORS.get(str(config.get("speculators_model_type")))
     if stated is None and "medusa_num_heads" in config:
         return "medusa"
-    if stated is None and ("fc.weight" in tensors or "model.fc.weight" in tensors):
+    fused = "fc.weight" in tensors or "model.fc.weight" in tensors
+    if stated is None and fused and not any(name in tensors for name in _PAIRED):  # those are of EAGLE-3's first layer
         return "eagle"
     return "p-eagle" if stated == "eagle3" and config.get("parallel_drafting") else stated
 
