@@ -124,6 +124,8 @@ class ActiveCall:
         check_shared(requests)
         told = context.lifecycle.told
         taken = told.take(requests, context.frontend.text.vocab_size)
+        adapter, metrics = context.model if context.frontend.adapters else "", context.metrics
+        metrics.adapters.wait(adapter, 1)
         tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
         with context.frontend.client.arriving(owner):
             try:
@@ -143,7 +145,11 @@ class ActiveCall:
                     if not isinstance(result, BaseException):
                         await result.aclose()
                 raise
-        call = cls(requests, generations, context.metrics, started, account, [partial(told.give_back, requests, taken)])
+            finally:
+                metrics.adapters.wait(adapter, -1)
+        metrics.adapters.run(adapter, 1)
+        call = cls(requests, generations, metrics, started, account)
+        call.at_end += [partial(told.give_back, requests, taken), partial(metrics.adapters.run, adapter, -1)]
         if account is not None:
             account.prompt_tokens = call.prompt_tokens
         return call
