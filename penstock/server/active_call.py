@@ -125,9 +125,8 @@ class ActiveCall:
         told = context.lifecycle.told
         taken = told.take(requests, context.frontend.text.vocab_size)
         adapter, metrics = context.model if context.frontend.adapters else "", context.metrics
-        metrics.adapters.wait(adapter, 1)
         tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
-        with context.frontend.client.arriving(owner):
+        with context.frontend.client.arriving(owner), metrics.adapters.waiting(adapter):
             try:
                 for number, request in enumerate(requests, 1):
                     tasks.append(asyncio.ensure_future(_start(context.frontend, request, beams, best)))
@@ -145,8 +144,6 @@ class ActiveCall:
                     if not isinstance(result, BaseException):
                         await result.aclose()
                 raise
-            finally:
-                metrics.adapters.wait(adapter, -1)
         metrics.adapters.run(adapter, 1)
         call = cls(requests, generations, metrics, started, account)
         call.at_end += [partial(told.give_back, requests, taken), partial(metrics.adapters.run, adapter, -1)]

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -91,12 +92,17 @@ class AdapterCalls:
         self._waiting, self._running = dict[str, int](), dict[str, int]()
         self._any = False
 
-    def wait(self, name: str, more: int) -> None:
-        """A call with an adapter waits, or (-1) does not any more; "" for none."""
-        self._count(self._waiting, name, more)
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """While a call with an adapter waits; "" for none."""
+        self._count(self._waiting, name, 1)
+        try:
+            yield
+        finally:
+            self._count(self._waiting, name, -1)
 
     def run(self, name: str, more: int) -> None:
-        """As `wait`, of one that runs."""
+        """A call with an adapter runs, or (-1) does not any more; "" for none."""
         self._count(self._running, name, more)
 
     def _count(self, calls: dict[str, int], name: str, more: int) -> None:
