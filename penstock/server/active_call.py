@@ -124,8 +124,9 @@ class ActiveCall:
         check_shared(requests)
         told = context.lifecycle.told
         taken = told.take(requests, context.frontend.text.vocab_size)
+        adapter, metrics = context.model if context.frontend.adapters else "", context.metrics
         tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
-        with context.frontend.client.arriving(owner):
+        with context.frontend.client.arriving(owner), metrics.adapters.waiting(adapter):
             try:
                 for number, request in enumerate(requests, 1):
                     tasks.append(asyncio.ensure_future(_start(context.frontend, request, beams, best)))
@@ -143,7 +144,9 @@ class ActiveCall:
                     if not isinstance(result, BaseException):
                         await result.aclose()
                 raise
-        call = cls(requests, generations, context.metrics, started, account, [partial(told.give_back, requests, taken)])
+        metrics.adapters.run(adapter, 1)
+        call = cls(requests, generations, metrics, started, account)
+        call.at_end += [partial(told.give_back, requests, taken), partial(metrics.adapters.run, adapter, -1)]
         if account is not None:
             account.prompt_tokens = call.prompt_tokens
         return call

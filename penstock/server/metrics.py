@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -17,9 +18,11 @@ from penstock.core.request import EngineStats, FinishReason
 from penstock.engine.api import EngineClient
 
 # Penstock's name (a counter's without _total) → the names that dashboards made for vLLM, TGI and SGLang read.
+_MOST_TOLD = 64  # adapters in a label
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "penstock_requests_running": ("vllm:num_requests_running", "tgi_batch_current_size", "sglang:num_running_reqs"),
     "penstock_requests_waiting": ("vllm:num_requests_waiting", "tgi_queue_size", "sglang:num_queue_reqs"),
+    "penstock_lora_requests_info": ("vllm:lora_requests_info",),
     "penstock_kv_cache_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
     "penstock_prefix_cache_queries": ("vllm:prefix_cache_queries",),
     "penstock_prefix_cache_hits": ("vllm:prefix_cache_hits",),
@@ -82,6 +85,44 @@ class EngineFigures:
     loads: int = 0
 
 
+class AdapterCalls:
+    """How many calls wait and run with which adapters, by the adapters' names."""
+
+    def __init__(self) -> None:
+        self._waiting, self._running = dict[str, int](), dict[str, int]()
+        self._any = False
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """While a call with an adapter waits; "" for none."""
+        self._count(self._waiting, name, 1)
+        try:
+            yield
+        finally:
+            self._count(self._waiting, name, -1)
+
+    def run(self, name: str, more: int) -> None:
+        """A call with an adapter runs, or (-1) does not any more; "" for none."""
+        self._count(self._running, name, more)
+
+    def _count(self, calls: dict[str, int], name: str, more: int) -> None:
+        if not name:
+            return
+        self._any = True
+        calls[name] = calls.get(name, 0) + more
+        if not calls[name]:
+            del calls[name]
+
+    def families(self) -> Iterator[Metric]:
+        """Their names, once there were any; the value is the time, as dashboards have it from vLLM."""
+        if self._any:
+            labels = ("running_lora_adapters", "waiting_lora_adapters")
+            told = GaugeMetricFamily("penstock_lora_requests_info", "Adapters of calls, by name.", labels=labels)
+            names = [",".join(sorted(calls)[:_MOST_TOLD]) for calls in (self._running, self._waiting)]
+            told.add_metric(names, time.time())
+            yield told
+
+
 class ModelMetrics:
     """The figures of one model's answers."""
 
@@ -100,6 +141,7 @@ class ModelMetrics:
         self.request_generation = _histogram("request_generation_tokens", "Tokens a request generated.", _TOKENS)
         self.params_n = _histogram("request_params_n", "The parameter n.", _COUNTS)
         self.params_max_tokens = _histogram("request_params_max_tokens", "The parameter max_tokens.", _TOKENS)
+        self.adapters = AdapterCalls()
         self._sources = (
             *(self.first_token, self.inter_token, self.per_token, self.request, self.request_prompt),
             *(self.request_generation, self.params_n, self.params_max_tokens),
@@ -127,6 +169,7 @@ class ModelMetrics:
         """Every figure, with the model's name."""
         sources: list[Metric] = [*_engine_families(figures.stats, figures.cache), *_hosted_families(figures)]
         sources += self._llamacpp(figures.stats)
+        sources += self.adapters.families()
         for histogram in self._sources:
             sources += histogram.collect()
         for metric in sources:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock.engine.text_pipeline import TextPipeline
 from penstock.host.adapters import AdapterNames
 from penstock.weights.adapters.open import adapter_digest
 from tests.engine.support import ADAPTER_SLOTS
-from tests.server.support import Running, running
+from tests.server.support import Running, running, until
 from tests.weights.adapters.test_peft import write
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
@@ -201,3 +202,21 @@ def test_a_path_from_the_home_folder_is_kept_whole(folders: dict[str, Path], mon
 def test_more_of_a_request_than_there_are_slots(own: Running) -> None:
     lora = [{"id": number, "scale": 1} for number in range(2)] * (ADAPTER_SLOTS + 1)
     assert len(asked(own, "/completion", {"prompt": "Hello", "lora": lora})) == 2, "one is named once"
+
+
+def test_whose_adapters_run_is_told(own: Running) -> None:
+    def told() -> list[str]:
+        lines = httpx.get(f"{own.url}/metrics").text.splitlines()
+        return [line for line in lines if line.startswith("vllm:lora_requests_info{")]
+
+    assert told() == []
+    asked(own, "/v1/completions", {"prompt": "Hello", "model": "two"})
+    (line,) = told()
+    assert 'running_lora_adapters=""' in line and 'waiting_lora_adapters=""' in line
+    assert httpx.post(f"{own.url}/pause?mode=keep", headers=ADMIN).is_success
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(asked, own, "/v1/completions", {"prompt": "Hello", "model": "two"})
+        until(lambda: 'lora_adapters="two"' in told()[0])
+        assert httpx.post(f"{own.url}/resume", headers=ADMIN).is_success
+        assert len(answer.result(60)) == 1
+    assert 'running_lora_adapters=""' in told()[0] and 'waiting_lora_adapters=""' in told()[0]
