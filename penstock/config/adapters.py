@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +65,7 @@ def activated(adapters: tuple[AdapterUse, ...], prompt_ids: Sequence[int]) -> tu
 def key_tags(adapters: Sequence[AdapterUse], end: int) -> Iterator[tuple[int, int, int]]:
     """How activated adapters tell the prefix keys of `end` tokens apart: (first, end, what is added to each key)."""
     begins = sorted({use.first for use in adapters if use.invocation})
-    for first, after in zip(begins, [*begins[1:], end], strict=True):
+    for first, after in pairwise([*begins, end]):
         active = adapters_key(use for use in adapters if use.invocation and use.first <= first)
         yield first, after, int.from_bytes(b"\x02" + active.encode(), "big") << _KEY_BITS
 
