@@ -76,7 +76,7 @@ def test_every_alias_has_the_value_of_its_source(server: Running) -> None:
             for (name, labels), number in found.items()
             if name == ours or (name.startswith(ours + "_") and name.removeprefix(ours) in SUFFIXES)
         }
-        assert samples, ours
+        assert samples or ours == "penstock_lora_requests_info", ours  # nobody has an adapter here
         for alias in aliases:
             for (suffix, labels), number in samples.items():
                 if not ours.startswith("penstock_http"):  # this very scrape counts there

@@ -155,7 +155,7 @@ def test_a_model_is_made_of_what_was_sent(server: Hosting, store: Store) -> None
         ({"files": {}}, 400, "neither from nor files"),
         ({"from": "none", "quantize": "q4_k_m"}, 404, "no model 'none'"),
         ({"from": "penstock-concierge", "quantize": "q99"}, 400, "quantize"),
-        ({"from": "penstock-concierge", "adapters": {"a.gguf": "GGUF"}}, 400, "GGUF adapters are not read"),
+        ({"from": "penstock-concierge", "adapters": {"a.gguf": "GGUF"}}, 400, "is GGUF version 0"),
     ],
 )
 def test_what_no_model_can_be_made_of_says_why(
