@@ -118,9 +118,10 @@ def _bytes(checkpoint: Checkpoint, name: str, changes: Changes) -> Iterator[Byte
             raise ConfigError(f"the adapter's change of {name} has another shape than the weight, {list(info.shape)}.")
         more = np.float32(share) * (_changed(own, change) - own)
         total = total + (more.T if change.looked_up else more)
-    if not np.isfinite(total).all():
-        raise ConfigError(f"the adapter's change of {name} gives values that are no finite numbers.")
-    yield _stored(total, info.format)
+    changed = _stored(total, info.format)
+    if not np.isfinite(decode_to_float32(info.format, changed)).all():
+        raise ConfigError(f"the adapter's change of {name} gives values that {info.format} does not hold.")
+    yield changed
 
 
 def _changed(weight: Floats, change: LowRankTensors) -> Floats:
@@ -144,4 +145,5 @@ def _stored(values: Floats, format: str) -> Bytes:
     kind = {"f32": np.float32, "f16": np.float16}.get(format)
     if kind is None:
         raise ConfigError(f"an adapter changes a weight in {format}; f32, f16 and bf16 can be changed.")
-    return flat.astype(kind).view(np.uint8)
+    with np.errstate(over="ignore"):  # whoever calls looks at it
+        return flat.astype(kind).view(np.uint8)
