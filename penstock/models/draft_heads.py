@@ -79,7 +79,8 @@ def head_kind(config: Mapping[str, Any], tensors: Container[str]) -> str | None:
     stated = stated or _SPECULATORS.get(str(config.get("speculators_model_type")))
     if stated is None and "medusa_num_heads" in config:
         return "medusa"
-    if stated is None and ("fc.weight" in tensors or "model.fc.weight" in tensors):
+    begins = [name for name in ("", "model.") if f"{name}fc.weight" in tensors]
+    if stated is None and any(f"{name}layers.0.mlp.down_proj.weight" in tensors for name in begins):
         return "eagle"
     return "p-eagle" if stated == "eagle3" and config.get("parallel_drafting") else stated
 
