@@ -24,3 +24,10 @@ def test_sizes_that_no_model_has(field: str, size: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, field: size}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=rf"{field} is {str(size)[:8]}.*; allowed: at most \d+"):
         make_engine_spec(EngineOptions(str(tmp_path), load_format="dummy", device="cpu", dtype="float32"))
+
+
+def test_a_type_that_is_none(tmp_path: Path) -> None:
+    """It is told by the weights then."""
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "dtype": [0]}), encoding="utf-8")
+    spec = make_engine_spec(EngineOptions(str(tmp_path), load_format="dummy", device="cpu"))
+    assert spec.options.dtype in ("bfloat16", "float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from penstock.weights.writers.safetensors import OutputGroup, StoredOutput, copy
 
 _HEAD: Final = "lm_head.weight"
 _TABLE: Final = "embed_tokens.weight"
+_STORED_TURNED: Final = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")  # of GPT-2: [inputs, outputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +114,14 @@ def _bytes(checkpoint: Checkpoint, name: str, changes: Changes) -> Iterator[Byte
         return
     info, weight = stored.info, _floats(stored)
     total = weight
+    turned = checkpoint.config.get("model_type") == "gpt2" and _STORED_TURNED.search(name) is not None
     for share, change in changes:
-        own = weight.T if change.looked_up else weight
+        other_way = turned or change.looked_up
+        own = weight.T if other_way else weight
         if own.shape != (change.up.info.shape[0], change.down.info.shape[1]):
             raise ConfigError(f"the adapter's change of {name} has another shape than the weight, {list(info.shape)}.")
         more = np.float32(share) * (_changed(own, change) - own)
-        total = total + (more.T if change.looked_up else more)
+        total = total + (more.T if other_way else more)
     changed = _stored(total, info.format)
     if not np.isfinite(decode_to_float32(info.format, changed)).all():
         raise ConfigError(f"the adapter's change of {name} gives values that {info.format} does not hold.")
