@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from penstock.config.errors import ConfigError, quoted
+from penstock.models.defaults import STORED_TURNED
 from penstock.quant.encode.blocks import to_bf16
 from penstock.quant.formats import decode_to_float32
 from penstock.quant.formats.record import Bytes, Floats
@@ -26,7 +27,6 @@ from penstock.weights.writers.safetensors import OutputGroup, StoredOutput, copy
 
 _HEAD: Final = "lm_head.weight"
 _TABLE: Final = "embed_tokens.weight"
-_STORED_TURNED: Final = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")  # of GPT-2: [inputs, outputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ def _bytes(checkpoint: Checkpoint, name: str, changes: Changes) -> Iterator[Byte
         return
     info, weight = stored.info, _floats(stored)
     total = weight
-    turned = checkpoint.config.get("model_type") == "gpt2" and _STORED_TURNED.search(name) is not None
+    pattern = STORED_TURNED.get(str(checkpoint.config.get("model_type")))
+    turned = pattern is not None and re.search(pattern, name) is not None
     for share, change in changes:
         other_way = turned or change.looked_up
         own = weight.T if other_way else weight
