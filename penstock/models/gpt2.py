@@ -7,7 +7,6 @@ from dataclasses import replace
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import learned
 from penstock.models.blueprint import NO_ROPE, Blueprint
-from penstock.models.defaults import STORED_TURNED
 
 # Names that other families of the time share.
 TRANSFORMER = (
@@ -25,7 +24,7 @@ RENAMES = (
     (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
     (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
 )
-TRANSPOSED = (STORED_TURNED["gpt2"], r".\1.transposed")  # stored as [inputs, outputs]
+TRANSPOSED = (r"\.(c_attn|c_proj|c_fc)\.weight$", r".\1.transposed")  # stored as [inputs, outputs]
 MASKS = (r".*\.attn\.(masked_)?bias",)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -114,8 +113,7 @@ def _bytes(checkpoint: Checkpoint, name: str, changes: Changes) -> Iterator[Byte
         return
     info, weight = stored.info, _floats(stored)
     total = weight
-    pattern = STORED_TURNED.get(str(checkpoint.config.get("model_type")))
-    turned = pattern is not None and re.search(pattern, name) is not None
+    turned = name.endswith(STORED_TURNED.get(str(checkpoint.config.get("model_type")), ()))
     for share, change in changes:
         other_way = turned or change.looked_up
         own = weight.T if other_way else weight
