@@ -7,7 +7,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,7 @@ from penstock.train.settings import METHODS, TrainSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.llm import LLM
     from penstock.train.acceptance import Acceptance
     from penstock.train.answers import Answer, AnswerFile
     from penstock.train.nets import DraftNet
@@ -79,65 +80,113 @@ def train(
     Answers and what has been learned lie in a folder beside the output, `.training` behind its name, until it is done.
     """
     from penstock.cli.terminal import configure_logging
+    from penstock.train.target import check_drafted_for
+    from penstock.weights.writers.files import check_replaceable
 
     configure_logging(quiet=True)
     settings = TrainSettings(
         method, drafts, epochs, batch_size, starts, learning_rate, draft_vocab, held_out, engine.seed or 0
     )
+    check_replaceable(output)
+    asked = {"text": _digest(text), "prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
     place = output.with_name(f"{output.name}.training")
     if output.exists() and not force:
         raise ConfigError(f"{output} exists already; choose another --output, or replace it with --force.")
+    check_drafted_for(engine, method)
     if force:
         shutil.rmtree(place, ignore_errors=True)
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{place} cannot be made: {error.strerror or error}. Choose another --output.") from None
-    asked = {"text": _digest(text), "prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
     facts = {"model": engine.model, **asked, **asdict(settings)}
-    answers, longest = _answers(engine, text, place, asked)
-    _train(engine, settings, answers.answers, place, facts, output, longest)
+    with _written(place):
+        made, longest = _answers(engine, text, place, asked, settings.held_out)
+        _train(engine, settings, made, place, facts, output, longest)
     shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _written(place: Path) -> Iterator[None]:
+    """A full disk ends a training with a word; it can go on."""
+    try:
+        yield
+    except OSError as error:
+        told = f"{place} cannot be written: {error.strerror or error}. Make room there; the same command goes on."
+        raise ConfigError(told) from None
 
 
 def _digest(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file():  # it is read twice, and a device may have no end
+            raise ConfigError(f"--text {path} is no plain file.")
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError(f"--text {path} cannot be read: {error.strerror or error}.") from None
 
 
-def _answers(engine: EngineOptions, text: Path, place: Path, asked: dict[str, Any]) -> tuple[AnswerFile, int]:
-    """The model's answers, those that are missing made now; and the tokens that the model has room for."""
+def _answers(
+    engine: EngineOptions, text: Path, place: Path, asked: dict[str, Any], share: float
+) -> tuple[tuple[list[Answer], list[Answer]], int]:
+    """The model's answers to learn from and to measure, the latter greedy, those that are missing made now; and the
+    tokens that the model has room for."""
     from penstock.cli.draft_prompts import read_prompts
     from penstock.cli.terminal import STARTING, loading_bar
     from penstock.engine.text_pipeline import TextPipeline
     from penstock.llm import LLM
-    from penstock.train.answers import Answer, AnswerFile
+    from penstock.train.answers import AnswerFile, held_out, measurable
 
     _same(place / "asked.json", {"model": engine.model, **asked})
-    answers = AnswerFile(place / "answers.jsonl")
+    answers, greedy = AnswerFile(place / "answers.jsonl"), AnswerFile(place / "greedy.jsonl")
     given = {name: value for name, value in asdict(engine).items() if name != "model"}
     with loading_bar(waiting=STARTING) as told:
         llm = LLM(engine.model, progress=told, **given)
     with llm, loading_bar(title="Answering", unit="", waiting="Reading the text") as told:
         longest, room = llm.info.max_model_len, asked["max_tokens"]
+        if room >= longest:
+            raise ConfigError(f"--max-tokens is {room}; the model has room for {longest} with the prompt.")
         read = read_prompts(text, TextPipeline.of(engine), asked["prompts"], longest - room)
         if read.too_long:
             typer.echo(f"{read.too_long} prompts of more than {longest - room} tokens are left out.", err=True)
-        for begin in range(len(answers.answers), len(read.tokens), _AT_ONCE):
-            part = [list(tokens) for tokens in read.tokens[begin : begin + _AT_ONCE]]
-            made = llm.generate(part, temperature=asked["temperature"], max_tokens=room, seed=begin)
-            answers.add([Answer(one.prompt_ids, one.outputs[0].token_ids) for one in made])
-            told(len(answers.answers), len(read.tokens))
-    return answers, longest
+        _answer(llm, read.tokens, answers, asked["temperature"], room, told)
+        learned, kept = held_out(answers.answers, share)
+        if asked["temperature"]:
+            _answer(llm, [one.prompt for one in kept], greedy, 0.0, room, told)
+            kept = measurable(greedy.answers)
+    return (learned, kept), longest
+
+
+def _answer(
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    file: AnswerFile,
+    temperature: float,
+    room: int,
+    told: Callable[[int, int], None],
+) -> None:
+    """Adds the answers to those prompts that have none yet; another run draws the same."""
+    from penstock.train.answers import Answer
+
+    file.keep(prompts, _AT_ONCE)
+    for begin in range(len(file.answers), len(prompts), _AT_ONCE):
+        part = [list(tokens) for tokens in prompts[begin : begin + _AT_ONCE]]
+        made = llm.generate(part, temperature=temperature, max_tokens=room, seed=begin)
+        file.add([Answer(one.prompt_ids, one.outputs[0].token_ids) for one in made])
+        told(len(file.answers), len(prompts))
 
 
 def _same(path: Path, facts: dict[str, Any]) -> None:
     """Notes what a folder is of; raises ConfigError where it is of something else."""
     if not path.exists():
-        path.write_text(json.dumps(facts), encoding="utf-8")
-    elif json.loads(path.read_text(encoding="utf-8")) != facts:
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(facts), encoding="utf-8")
+        partial.replace(path)
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}. Begin anew with --force.") from None
+    if found != facts:
         raise ConfigError(
             f"{path.parent} holds answers to another --text, of another model or made otherwise. Go on with the same "
             "settings, begin anew with --force, or choose another --output."
@@ -147,7 +196,7 @@ def _same(path: Path, facts: dict[str, Any]) -> None:
 def _train(
     engine: EngineOptions,
     settings: TrainSettings,
-    answers: list[Answer],
+    made: tuple[list[Answer], list[Answer]],
     place: Path,
     facts: dict[str, Any],
     output: Path,
@@ -155,14 +204,13 @@ def _train(
 ) -> None:
     from penstock.cli.terminal import STARTING, loading_bar
     from penstock.train.acceptance import measure
-    from penstock.train.answers import held_out
     from penstock.train.build import begin
     from penstock.train.head_folder import rounded, write_head
     from penstock.train.target import Target
     from penstock.weights.writers.files import replacing
 
-    learned, kept = held_out(answers, settings.held_out)
-    context = max(len(answer.tokens) for answer in answers)
+    learned, kept = made
+    context = max(len(answer.tokens) for answer in (*learned, *kept))
     with loading_bar(waiting=STARTING) as told:
         target = Target(engine, context, told)
     with closing(target):

@@ -47,9 +47,14 @@ def fuse(
     merged = [Merged(Path(adapter_path(path)), scale) for path, scale in wanted]
     path = Path(find_model(model).path)
     bar = loading_bar(title="Merging", waiting="Reading the model")
-    with TemporaryDirectory(dir=output.parent) as place, bar as told:
-        path = float_base(path, Path(place, "floats"), told)
-        whole = output if quantize is None else Path(place, "merged")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        place = TemporaryDirectory(dir=output.parent)
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror or error}. Choose another --output.") from None
+    with place as folder, bar as told:
+        path = float_base(path, Path(folder, "floats"), told)
+        whole = output if quantize is None else Path(folder, "merged")
         count = merge_adapters(path, merged, whole, told)
         if quantize is not None:
             quantize_model(str(whole), quantize.lower(), output, progress=told)

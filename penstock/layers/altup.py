@@ -66,6 +66,7 @@ class AltUpCoefficients(Layer):
         self._shift = shift
         for linear in (router, mix):
             linear.weight.quantize_policy = "kept"
+        mix.knows_tokens = False  # its product is made without it
 
     def __call__(self, active: Tensor, step: ForwardStep) -> Tensor:
         """active [T, hidden_size] → [T, coefficients]."""

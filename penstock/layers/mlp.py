@@ -56,7 +56,7 @@ class GatedMlp(Layer):
         self.activation: Activation = activation
         size = intermediate_size
         parts = (StoredRows(f"{prefix}.gate_proj", size, factor=factors[0]), StoredRows(f"{prefix}.up_proj", size))
-        both = np.repeat(np.array([factors[0], 1.0], np.float32), size)
+        both = None if factors[0] == 1.0 else np.repeat(np.array([factors[0], 1.0], np.float32), size)
         order = np.roll(np.arange(2 * size, dtype=np.int64), size) if variant.up_first else None
         fused = StoredRows(f"{prefix}.gate_up_proj", 2 * size, order, both)
         self.gate_up = Linear(kernels, parts, hidden_size, bias=bias, fused=(fused,))

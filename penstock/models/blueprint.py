@@ -56,6 +56,7 @@ ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
 DENSE_ACTIVATIONS: MappingProxyType[str, Callable[[Tensor], Tensor] | None] = MappingProxyType(
     {"Identity": None, "Tanh": torch.tanh, "GELU": functional.gelu, "ReLU": torch.relu, "SiLU": functional.silu}
 )
+MOST_HEAD_DIM, MOST_INTERMEDIATE = 1 << 16, 1 << 24  # constants of these sizes are made before weights are looked at
 BARE = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)  # saved without a head
 NESTED = (  # the text model inside a vision-language one, in an old and a new spelling
     (r"^language_model\.(model|lm_head)\.", r"\1."),
@@ -117,7 +118,7 @@ class Blueprint:
             raise fields.error("num_key_value_heads", f"is {kv_heads}, which does not divide {heads} attention heads")
         if not fields.has("head_dim") and hidden % heads:
             raise fields.error("hidden_size", f"is {hidden}, which {heads} attention heads do not divide")
-        head_dim = fields.integer("head_dim", hidden // heads)
+        head_dim = fields.integer("head_dim", hidden // heads, most=MOST_HEAD_DIM)
         layers = fields.integer("num_hidden_layers")
         if fields.has("layer_types"):  # also where the family has no use for them
             fields.texts("layer_types", layers)
@@ -210,7 +211,10 @@ class Blueprint:
         variant: MlpVariant = USUAL,
     ) -> FeedForward:
         """Layer `index`'s MLP, of the configuration's size and biases unless told; `variant` of one that is gated."""
-        key, size = f"model.layers.{index}.{name}", size or self.fields.integer("intermediate_size")
+        key, size = (
+            f"model.layers.{index}.{name}",
+            size or self.fields.integer("intermediate_size", most=MOST_INTERMEDIATE),
+        )
         activation = activation or self.activation()
         bias = self.fields.flag("mlp_bias", False) if bias is None else bias
         if not gated:

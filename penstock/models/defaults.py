@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 RECURRENT_LAYERS = ("linear_attention", "mamba", "conv")
 """What configurations call layers that keep a state instead of keys and values."""
 MEMORYLESS_LAYERS = ("moe", "mlp")
 """What they call layers that keep nothing."""
+STORED_TURNED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"gpt2": (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")}
+)
+"""Model type → ends of the names of matrices that are stored as [inputs, outputs]."""
 
 # No heads attend, and no position is counted: what stands here bounds the length of a sequence alone.
 _MAMBA = MappingProxyType(

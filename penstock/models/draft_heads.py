@@ -80,8 +80,9 @@ def head_kind(config: Mapping[str, Any], tensors: Container[str]) -> str | None:
     stated = stated or _SPECULATORS.get(str(config.get("speculators_model_type")))
     if stated is None and "medusa_num_heads" in config:
         return "medusa"
-    fused = "fc.weight" in tensors or "model.fc.weight" in tensors
-    if stated is None and fused and not any(name in tensors for name in _PAIRED):  # those are of EAGLE-3's first layer
+    begins = [name for name in ("", "model.") if f"{name}fc.weight" in tensors]
+    whole = any(f"{name}layers.0.mlp.down_proj.weight" in tensors for name in begins)
+    if stated is None and whole and not any(name in tensors for name in _PAIRED):  # those are of EAGLE-3's first layer
         return "eagle"
     return "p-eagle" if stated == "eagle3" and config.get("parallel_drafting") else stated
 

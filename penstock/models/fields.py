@@ -11,6 +11,7 @@ from penstock.config.errors import CheckpointError
 
 T = TypeVar("T")
 REQUIRED: Any = object()
+_MOST = 1 << 40  # of any size or count: products of some of them have to be numbers of 64 bits
 
 
 class Fields:
@@ -29,11 +30,13 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
+    def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1, most: int = _MOST) -> int:
+        """An integer from `minimum` to `most`."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(name, f"is {_shown(value)}; allowed: an integer of at least {minimum}")
+        if value > most:
+            raise self.error(name, f"is {_shown(value)}; allowed: at most {most}")
         return value
 
     def number(self, name: str, default: Any = REQUIRED, *, minimum: float = 0.0) -> float:

@@ -55,7 +55,9 @@ def head_of(
         with torch.device(options.torch_device):
             fields = Fields(files.config, f"{files.path}: config.json")
             model = _declared(files, fields, kernels, options, facts)
-        draft_ids(files, facts)
+        ids = draft_ids(files, facts)
+        if ids is not None and model.head is not None and len(ids) != (guessed := model.head.weight.shape[0]):
+            raise CheckpointError(f"its 'd2t' names {len(ids)} tokens, and it guesses {guessed}.")
         most = model.count if isinstance(model, StateHeads) else asked.num_speculative_tokens
         if asked.num_speculative_tokens > most:
             raise CheckpointError(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from penstock.config.errors import ConfigError
 
@@ -27,6 +28,9 @@ class Answer:
         return self.prompt + self.answer
 
 
+_FEWEST: Final = 2  # tokens of an answer that teaches or measures anything
+
+
 class AnswerFile:
     """Answers, one a line, in the order of their prompts."""
 
@@ -42,6 +46,23 @@ class AnswerFile:
                 path.write_bytes(b"".join(line + b"\n" for line in whole))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path} cannot be read: {error}. Remove it, and answers are made again.") from None
+
+    def keep(self, prompts: Sequence[Sequence[int]], size: int) -> None:
+        """Leaves out what answers no such prompt, and what is no whole part of `size`, in which answers are drawn.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        kept = self.answers[: len(prompts)]
+        if len(kept) < len(prompts):
+            del kept[len(kept) // size * size :]
+        wrong = (at for at, (one, prompt) in enumerate(zip(kept, prompts, strict=False)) if one.prompt != tuple(prompt))
+        if (first := next(wrong, None)) is not None:
+            del kept[first // size * size :]
+        if len(kept) < len(self.answers):
+            self._path.unlink()
+            self.answers = []
+            self.add(kept)
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Keeps further ones."""
@@ -67,7 +88,7 @@ def held_out(answers: Sequence[Answer], share: float) -> tuple[list[Answer], lis
     Raises:
         ConfigError: there are too few.
     """
-    usable = [answer for answer in answers if len(answer.answer) >= 2]
+    usable = [answer for answer in answers if len(answer.answer) >= _FEWEST]
     if len(usable) < 2:
         raise ConfigError(
             f"{len(usable)} of {len(answers)} answers have two tokens or more; at least 2 such answers are needed. "
@@ -76,3 +97,13 @@ def held_out(answers: Sequence[Answer], share: float) -> tuple[list[Answer], lis
     every = max(2, round(1 / share))
     kept = [answer for index, answer in enumerate(usable) if index % every == 1]
     return [answer for index, answer in enumerate(usable) if index % every != 1], kept
+
+
+def measurable(answers: Sequence[Answer]) -> list[Answer]:
+    """Those that measure anything; raises ConfigError where none does."""
+    found = [answer for answer in answers if len(answer.answer) >= _FEWEST]
+    if not found:
+        raise ConfigError(
+            f"none of the {len(answers)} answers that are held out has two tokens or more. Give a longer --text."
+        )
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -11,11 +11,14 @@ from torch import Tensor
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
+from penstock.core.kv.cache_spec import group_layers
 from penstock.evaluate.scoring import Progress, Scorer
 from penstock.layers.embedding import Embedding
 from penstock.layers.part import FINAL, layer_input
 from penstock.models.draft_heads import TargetFacts
 from penstock.models.registry import Model
+from penstock.startup.cache_plan import every_position
+from penstock.startup.engine_spec import make_engine_spec
 
 _FEWEST: Final = 3  # layers of a target
 _SHALLOW: Final = 8  # layers of a target below which taps lie further out
@@ -41,6 +44,30 @@ class Reading:
     taps: Tensor
     final: Tensor
     embeddings: Tensor
+
+
+def check_drafted_for(options: EngineOptions, method: str) -> None:
+    """Raises ConfigError for a model for which no head of this kind can be trained; only its headers are read.
+
+    Raises:
+        PenstockError: as for an engine.
+    """
+    spec = make_engine_spec(replace(options, speculative_config=None))
+    model = spec.model
+    if model.head is None:
+        raise ConfigError(f"{options.model} embeds or classifies; heads draft for models that make text.")
+    _taps(model)
+    final, between = int(model.head.weight.shape[1]), spec.facts.hidden_size
+    if method != "medusa" and final != between:
+        raise ConfigError(
+            f"{options.model} makes its logits of {final} elements and has {between} between its layers, and an EAGLE "
+            "head reads both as one; train --method medusa."
+        )
+    if method != "medusa" and every_position(group_layers(model.cache_specs)) is None:
+        raise ConfigError(
+            f"every layer of {options.model} forgets what lies before its window, and an EAGLE head shares its memory; "
+            "train --method medusa."
+        )
 
 
 class Target:

@@ -78,8 +78,8 @@ def _head_size(config: Mapping[str, Any], usual: int, family: FamilyFacts) -> in
 
 def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
     stated = config.get("dtype") or config.get("torch_dtype")
-    if stated in DTYPE_BYTES:
-        return str(stated)
+    if isinstance(stated, str) and stated in DTYPE_BYTES:
+        return stated
     formats = {info.format for info in tensors.values()}
     return "float32" if formats == {"f32"} else "float16" if formats <= {"f32", "f16"} else "bfloat16"
 

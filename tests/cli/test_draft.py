@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock import LLM
 from penstock.cli.draft_prompts import read_prompts
 from penstock.config.errors import ConfigError
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.train.answers import Answer, AnswerFile
 from tests.cli.conftest import Penstock
 
 ASKED = ("I need a hotel in Paris.", "Find me a flight to Rome.", "Book a table for two.", "Play some music.")
@@ -110,13 +112,35 @@ def test_files_that_ask_nothing(content: str, why: str, concierge: TextPipeline,
         read_prompts(path, concierge, 10, 100)
 
 
+def test_drawn_answers_are_measured_by_greedy_ones(penstock: Penstock, tmp_path: Path) -> None:
+    text, output = tmp_path / "asked.txt", tmp_path / "head"
+    text.write_text("\n\n".join(ASKED))
+    asked = ("penstock-concierge", "--text", str(text), "-o", str(output), *FLAGS, "--learning-rate", "0.5")
+    place = tmp_path / "head.training"
+    place.mkdir()
+    (place / "state.npz").write_text("of another training")  # so that it ends behind the answers
+    made = penstock("draft", "train", *asked, "--temperature", "2")
+    assert made.returncode == 1 and "cannot be gone on with" in made.stderr, made.stderr
+    kept, answers = (AnswerFile(place / f"{name}.jsonl").answers for name in ("greedy", "answers"))
+    with LLM("penstock-concierge", max_model_len=256, threads=1) as llm:
+        greedy = llm.generate([list(answers[1].prompt)], temperature=0, max_tokens=12)
+    assert kept == [Answer(answers[1].prompt, greedy[0].outputs[0].token_ids)] != answers[1:2]
+
+
 def test_what_cannot_be_trained(penstock: Penstock, tmp_path: Path) -> None:
     text = tmp_path / "asked.txt"
     text.write_text("Hi.\n\nHo.")
+    (tmp_path / "cut.training").mkdir()
+    (tmp_path / "cut.training" / "asked.json").write_text('{"tex')
     for flags, why in (
         (("--method", "mtp"), "--method is 'mtp'; allowed: eagle3, p-eagle, medusa"),
         (("--drafts", "99"), "--drafts is 99; allowed: 1 to 16"),
         (("--text", str(tmp_path / "none")), "cannot be read: No such file"),
+        (("--text", "/dev/zero"), "is no plain file"),
+        (("--max-tokens", "9999", "--max-model-len", "256"), "--max-tokens is 9999; the model has room for 256"),
+        (("-o", "/"), "give the name of what is to be written there"),
+        (("-o", str(tmp_path), "--force"), "it is not replaced"),
+        (("-o", str(tmp_path / "cut")), "asked.json cannot be read"),
     ):
         command = ("draft", "train", "penstock-concierge", "--text", str(text), "-o", str(tmp_path / "head"), *flags)
         refused = penstock(*command)

@@ -101,6 +101,13 @@ def test_it_says_what_peft_says(name: str, tmp_path: Path) -> None:
     assert tiny.distance(found, expected) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["correction_coefs", "prediction_coefs"])
+def test_what_adapters_cannot_change_is_told(name: str, tmp_path: Path) -> None:
+    write(Kind("gemma3n", (name,)), tmp_path)
+    with pytest.raises(CheckpointError, match="adapters cannot change here"):
+        adapted(tmp_path)
+
+
 def test_another_table_than_the_models_is_refused(tmp_path: Path) -> None:
     write(KINDS["tables"], tmp_path)
     model = tiny.make("llama")

@@ -166,6 +166,17 @@ def test_an_adapter_that_the_engine_refuses_gets_no_name(
     refused(own, "/v1/completions", {"prompt": "Hello", "model": "three"}, 404)
 
 
+def test_an_activated_adapter_is_tried_too(own: Running, tmp_path: Path) -> None:
+    """Whatever its invocation is: with a name that nothing has tried it would fail in somebody's request."""
+    folder = write(tmp_path / "activated", alora_invocation_tokens=[7, 8])
+    own.runner.seen.clear()
+    body = {"lora_name": "activated", "lora_path": str(folder)}
+    answer = httpx.post(f"{own.url}/v1/load_lora_adapter", json=body, headers=ADMIN, timeout=60)
+    assert answer.status_code == 200, answer.text
+    (row,) = own.runner.seen
+    assert [use.digest for _, use in row.adapters] == [adapter_digest(folder)]
+
+
 def test_adapters_that_are_in_every_answer(text: TextPipeline, folders: dict[str, Path]) -> None:
     always = (str(folders["one"]), f"{folders['two']}:0.5")
     one, two = (adapter_digest(folders[name]) for name in ("one", "two"))

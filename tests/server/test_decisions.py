@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from penstock.config import limits
+from penstock.core.request import GenerationRequest
+from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
 from tests.server.support import Running
 
@@ -86,3 +88,22 @@ def test_refusals_name_what_is_wrong(server: Running, body: dict[str, Any], para
     answer = ask(server, **body)
     assert answer.status_code == 400, json.dumps(answer.json())
     assert answer.json()["error"]["param"] == param
+
+
+def test_names_of_options_are_looked_for_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This vocabulary has fewer than a question may have, so that all are looked at; and more than are served here."""
+    plain, calls = Frontend.tokenize, []
+
+    def counted(self: Frontend, request: GenerationRequest) -> Any:
+        calls.append(request)
+        return plain(self, request)
+
+    monkeypatch.setattr(Frontend, "tokenize", counted)
+    choices = [{"value": str(number)} for number in range(limits.MAX_DECISION_OPTIONS)]
+    for most in (10_000, 4):
+        calls.clear()
+        answer = ask(server, questions=[{**CHOICE, "choices": choices}])
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "questions"
+        assert "255 options" in answer.json()["error"]["message"]
+        assert len(calls) <= most

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from penstock.train.answers import Answer, AnswerFile, held_out
 from penstock.train.build import begin
 from penstock.train.head_folder import rounded, write_head
 from penstock.train.settings import METHODS, TrainSettings
-from penstock.train.target import Target
+from penstock.train.target import Target, check_drafted_for
 from penstock.train.training import StepLoss, Training
+from tests.models import tiny
 
 MODEL = "penstock-concierge"
 QUESTIONS = (
@@ -119,6 +120,36 @@ def test_answers_are_kept_up_to_the_last_whole_line(tmp_path: Path) -> None:
     path.write_text('{"prompt": ["x"], "answer": []}\n')
     with pytest.raises(ConfigError, match="cannot be read"):
         AnswerFile(path)
+
+
+def test_answers_are_kept_in_the_parts_in_which_they_were_drawn(tmp_path: Path) -> None:
+    """Part of a draw is drawn again as a whole, and another prompt's answer is left out with its part."""
+    path, answers = tmp_path / "answers.jsonl", [Answer((one,), (one, one)) for one in range(6)]
+    AnswerFile(path).add(answers[:5])
+    file = AnswerFile(path)
+    file.keep([answer.prompt for answer in answers], 2)
+    assert file.answers == AnswerFile(path).answers == answers[:4]
+    file.keep([answer.prompt for answer in answers[:3]], 2)
+    assert file.answers == AnswerFile(path).answers == answers[:3]
+    file.keep([(0,), (9,), (2,)], 2)
+    assert file.answers == AnswerFile(path).answers == []
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "told"),
+    [
+        ("mistral-sliding", "eagle3", "forgets what lies before its window"),
+        ("mistral-sliding", "medusa", None),
+        ("opt-projected", "p-eagle", "makes its logits of 20 elements and has 36"),
+        ("gemma3", "eagle3", None),
+    ],
+)
+def test_what_cannot_be_drafted_for_is_told_before_it_answers(
+    family: str, method: str, told: str | None, tmp_path: Path
+) -> None:
+    tiny.save(family, tmp_path)
+    with nullcontext() if told is None else pytest.raises(ConfigError, match=told):
+        check_drafted_for(EngineOptions(str(tmp_path), threads=1), method)
 
 
 def test_what_is_held_out() -> None:

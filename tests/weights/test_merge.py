@@ -15,6 +15,7 @@ from penstock.library.modelfile import parse_modelfile
 from penstock.library.names import RegistryName
 from penstock.library.store import Store
 from penstock.weights.open import open_checkpoint
+from penstock.weights.writers.float_folder import write_float_folder
 from penstock.weights.writers.merge import Merged, merge_adapters
 from tests.layers.test_peft import KINDS, PROMPT, Kind, write
 from tests.models import tiny
@@ -28,6 +29,21 @@ def test_it_says_what_peft_says(name: str, tmp_path: Path) -> None:
     assert merge_adapters(tmp_path / "model", [Merged(tmp_path / "adapter")], tmp_path / "out") > 0
     model = tiny.transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert tiny.distance(tiny.reference_logits(model, PROMPT), expected) < 1e-4
+
+
+def test_weights_that_are_stored_the_other_way_round(tmp_path: Path) -> None:
+    """GPT-2's, among them square ones, whose shape does not tell."""
+    expected = write(Kind("gpt2", "all-linear"), tmp_path)
+    merge_adapters(tmp_path / "model", [Merged(tmp_path / "adapter")], tmp_path / "out")
+    model = tiny.transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert tiny.distance(tiny.reference_logits(model, PROMPT), expected) < 1e-4
+
+
+def test_what_a_type_does_not_hold_is_not_written(tmp_path: Path) -> None:
+    write(KINDS["LoRA"], tmp_path)
+    write_float_folder(open_checkpoint(tmp_path / "model"), "f16", tmp_path / "float16")
+    with pytest.raises(ConfigError, match="values that f16 does not hold"):
+        merge_adapters(tmp_path / "float16", [Merged(tmp_path / "adapter", 1e30)], tmp_path / "out")
 
 
 def test_several_count_by_their_weights(tmp_path: Path) -> None:
@@ -64,6 +80,7 @@ def test_the_command_on_floats_and_on_few_bits(shared_data: Path, tmp_path: Path
     formats = {info.format for info in open_checkpoint(tmp_path / "o.gguf").tensors.values()}
     assert "q8_0" in formats
     assert "exists already" in fused(small, "--adapter", adapter, "-o", tmp_path / "out")
+    assert "cannot be written" in fused(small, "--adapter", adapter, "-o", tmp_path / "small.gguf" / "x")
     assert "a folder is written" in fused(small, "--adapter", adapter, "-o", tmp_path / "x.gguf")
 
 

@@ -122,7 +122,7 @@ class _Adapters:
         """Refuses what the engine cannot use: of another model, or too large. Models that only pool are not asked."""
         if not model.frontend.text.pooling.generates:
             return
-        frontend = model.frontend.adapted(name, (use,))
+        frontend = model.frontend.adapted(name, (replace(use, invocation=()),))  # it is to count, whatever is asked
         asked = GenerationRequest(uuid.uuid4().hex, _TRIED, prompt_ids=(0,), owner=owner_of(request))
         answer = await frontend.generate(asked)
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from string import ascii_uppercase
 from typing import Annotated, Any, Literal
+from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request
 from pydantic import Field, WithJsonSchema
@@ -24,6 +25,7 @@ from penstock.config.errors import ContextLengthError, ParameterError, param_nam
 from penstock.config.logprobs import WHOLE_VOCABULARY, check_mode
 from penstock.config.sampling import SamplingParams
 from penstock.core.request import GenerationRequest
+from penstock.engine.frontend import Frontend
 from penstock.server.active_call import ActiveCall, complete, open_call
 from penstock.server.auth import owner_of
 from penstock.server.body import read_body, translated
@@ -34,6 +36,7 @@ from penstock.server.document import takes
 from penstock.server.errors import HttpError, bad_value
 from penstock.server.logprobs import alternatives
 from penstock.server.shapes import STRING, Body, an_object, or_null
+from penstock.text.tokenizer import Tokenizer
 
 Messages = tuple[dict[str, Any], ...]
 _ITEM: dict[str, Any] = an_object({"role": {"enum": ["user", "system", "developer"]}, "content": STRING})
@@ -112,6 +115,7 @@ class _Asked:
 def decisions_router(context: ServerContext) -> APIRouter:
     """The route over one server's context."""
     router = APIRouter()
+    labels_of = WeakKeyDictionary[Tokenizer, list[tuple[str, int]]]()  # found once: most names may be looked at
 
     @router.post("/v1/decisions", summary="How probable answers to questions are", openapi_extra=takes(DecisionBody))
     async def decisions(request: Request) -> Response:
@@ -123,7 +127,13 @@ def decisions_router(context: ServerContext) -> APIRouter:
             told = f"{model.model} has no chat template, by which a question is asked; name a model that has one."
             raise HttpError(400, told, param="model", code="no_chat_template")
         messages, asked = await translated(request, _read, body)
-        labels = await _labels(model, max(len(each.options) for each in asked))
+        tokenizer = model.frontend.text.tokenizer
+        if (labels := labels_of.get(tokenizer)) is None:
+            labels = labels_of[tokenizer] = await _labels(model.frontend)
+        wanted = max(len(each.options) for each in asked)
+        if wanted > len(labels):
+            allowed = f"at most {len(labels)}, of which each is one token here"
+            raise ParameterError("questions", f"{wanted} options", allowed)
         with param_names({"messages": "input", "prompt": "input", "logprob_token_ids": "questions"}):
             active = await open_call(request, model, await _requests(request, model, messages, asked, labels))
         return await complete(_answers(active, model, asked), active, request.receive, context.lifecycle)
@@ -198,22 +208,18 @@ def _names() -> Iterator[str]:
     yield from map(str, range(1, 1000))
 
 
-async def _labels(model: ModelContext, count: int) -> list[tuple[str, int]]:
-    """As many names of options as are wanted, each with the one token that it is.
-
-    Raises:
-        ParameterError: the vocabulary has not so many.
-    """
+async def _labels(frontend: Frontend) -> list[tuple[str, int]]:
+    """Names of options, each with the one token that it is, up to as many as a question may have."""
     found: dict[int, str] = {}
     for name in _names():
-        ids = await model.frontend.tokenize(
+        ids = await frontend.tokenize(
             GenerationRequest(uuid.uuid4().hex, SamplingParams(), prompt=name, add_special_tokens=False)
         )
         if len(ids) == 1:
             found.setdefault(ids[0], name)
-        if len(found) == count:
-            return [(label, token) for token, label in found.items()]
-    raise ParameterError("questions", f"{count} options", f"at most {len(found)}, of which each is one token here")
+        if len(found) == limits.MAX_DECISION_OPTIONS:
+            break
+    return [(label, token) for token, label in found.items()]
 
 
 async def _requests(

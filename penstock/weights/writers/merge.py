@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from penstock.config.errors import ConfigError, quoted
+from penstock.models.defaults import STORED_TURNED
 from penstock.quant.encode.blocks import to_bf16
 from penstock.quant.formats import decode_to_float32
 from penstock.quant.formats.record import Bytes, Floats
@@ -112,15 +113,18 @@ def _bytes(checkpoint: Checkpoint, name: str, changes: Changes) -> Iterator[Byte
         return
     info, weight = stored.info, _floats(stored)
     total = weight
+    turned = name.endswith(STORED_TURNED.get(str(checkpoint.config.get("model_type")), ()))
     for share, change in changes:
-        own = weight.T if change.looked_up else weight
+        other_way = turned or change.looked_up
+        own = weight.T if other_way else weight
         if own.shape != (change.up.info.shape[0], change.down.info.shape[1]):
             raise ConfigError(f"the adapter's change of {name} has another shape than the weight, {list(info.shape)}.")
         more = np.float32(share) * (_changed(own, change) - own)
-        total = total + (more.T if change.looked_up else more)
-    if not np.isfinite(total).all():
-        raise ConfigError(f"the adapter's change of {name} gives values that are no finite numbers.")
-    yield _stored(total, info.format)
+        total = total + (more.T if other_way else more)
+    changed = _stored(total, info.format)
+    if not np.isfinite(decode_to_float32(info.format, changed)).all():
+        raise ConfigError(f"the adapter's change of {name} gives values that {info.format} does not hold.")
+    yield changed
 
 
 def _changed(weight: Floats, change: LowRankTensors) -> Floats:
@@ -144,4 +148,5 @@ def _stored(values: Floats, format: str) -> Bytes:
     kind = {"f32": np.float32, "f16": np.float16}.get(format)
     if kind is None:
         raise ConfigError(f"an adapter changes a weight in {format}; f32, f16 and bf16 can be changed.")
-    return flat.astype(kind).view(np.uint8)
+    with np.errstate(over="ignore"):  # whoever calls looks at it
+        return flat.astype(kind).view(np.uint8)

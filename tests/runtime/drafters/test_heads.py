@@ -310,6 +310,10 @@ def _twice(tensors: dict[str, Any]) -> None:
     tensors["d2t"][:] = -torch.arange(2048)
 
 
+def _shorter(tensors: dict[str, Any]) -> None:
+    tensors["d2t"] = tensors["d2t"][:1000].clone()
+
+
 @pytest.mark.parametrize(
     ("config", "change", "told"),
     [
@@ -323,6 +327,7 @@ def _twice(tensors: dict[str, Any]) -> None:
         ({"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}, _nothing, "layers 2, 18, 33 .* no layer 18"),
         ({"hidden_size": 0}, _nothing, "hidden_size is 0"),
         ({"eagle_aux_hidden_state_layer_ids": ["x"]}, _nothing, "a list of integers"),
+        ({}, _shorter, "'d2t' names 1000 tokens, and it guesses 2048"),
         ({"architectures": ["MedusaModel"]}, _nothing, "is a head for method medusa, and method eagle3"),
         ({"architectures": ["Other"]}, _nothing, "is no such head: architectures is"),
     ],
