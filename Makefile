@@ -11,7 +11,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup develop clients browser wheel serve test lint format types sizes hooks architecture sanitize sanitize-threads clean
+.PHONY: help setup develop clients browser wheel serve test test-slow lint format types sizes hooks architecture sanitize sanitize-threads clean
 
 help:
 	@echo "make setup       create $(VENV), install what serving needs, build the native library"
@@ -20,7 +20,8 @@ help:
 	@echo "make serve       set up, then serve the bundled model"
 	@echo "make browser     the tests of the page, in the Chromium there is"
 	@echo "make wheel       build/dist/*.whl: one for every processor and Python of this platform"
-	@echo "make test        set up, clients too, then run the whole test suite"
+	@echo "make test        set up, clients too, then run the test suite but for what is marked slow"
+	@echo "make test-slow   the rest of it"
 	@echo "make lint types  ruff and formats; mypy"
 	@echo "make format      brings Python and native code into their formats"
 	@echo "make sizes       lines of code of every part; REVISION=main tells what changed since"
@@ -89,7 +90,10 @@ serve: setup
 	$(BIN)/penstock serve $(ARGS)
 
 test: develop clients
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-slow: develop clients
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow $(ARGS)
 
 lint: develop
 	$(BIN)/ruff check .
