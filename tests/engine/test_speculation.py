@@ -83,21 +83,26 @@ def asked(count: int, drafts: int, turn: int = 0) -> list[EngineRequest]:
     return found
 
 
+def compare(model: Path, config: dict[str, object]) -> None:
+    """Answers with drafts, three times over, beside those without; some drafts are accepted and some refused."""
+    plain = made(model, None)
+    truth = run(plain, *asked(8, 0))
+    plain.close()
+    engine = made(model, config, max_chunk_tokens=7)
+    for turn in range(1, 4):
+        check(run(engine, *asked(8, 12, turn), dice=random.Random(turn) if turn > 1 else None), truth)
+    stats = engine.stats()
+    engine.close()
+    assert stats.preemptions > 0 and stats.prefix_hits > 0 and stats.drafter_failures == 0
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("config", METHODS, ids=["suffix", "suffix-priced", "ngram"])
 def test_answers_are_those_without(family: str, config: dict[str, object], tmp_path: Path) -> None:
     """Hits, preemption, cancelled requests, any chunks, little memory; drafts are accepted and refused."""
     tiny.save(family, tmp_path)
-    plain = made(tmp_path, None)
-    truth = run(plain, *asked(8, 0))
-    plain.close()
-    engine = made(tmp_path, config, max_chunk_tokens=7)
-    for turn in range(1, 4):
-        check(run(engine, *asked(8, 12, turn), dice=random.Random(turn) if turn > 1 else None), truth)
-    stats = engine.stats()
-    engine.close()
-    assert stats.preemptions > 0 and stats.prefix_hits > 0
-    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    compare(tmp_path, config)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,16 +119,7 @@ def test_answers_with_a_draft_model(
         with pytest.raises(ConfigError, match="forgets what lies before its window"):
             made(tmp_path / "target", config)
         return
-    plain = made(tmp_path / "target", None)
-    truth = run(plain, *asked(8, 0))
-    plain.close()
-    engine = made(tmp_path / "target", config, max_chunk_tokens=7)
-    for turn in range(1, 4):
-        check(run(engine, *asked(8, 12, turn), dice=random.Random(turn) if turn > 1 else None), truth)
-    stats = engine.stats()
-    engine.close()
-    assert stats.preemptions > 0 and stats.prefix_hits > 0 and stats.drafter_failures == 0
-    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    compare(tmp_path / "target", config)
 
 
 @pytest.mark.skipif(not native.available(), reason="starts are kept of the native library's programs alone")
@@ -132,16 +128,7 @@ def test_answers_with_a_draft_model(
 def test_answers_with_its_own_first_layers(family: str, config: dict[str, object], tmp_path: Path) -> None:
     """They write into blocks of the sequences that they draft for, and nobody sees it."""
     tiny.save(family, tmp_path)
-    plain = made(tmp_path, None)
-    truth = run(plain, *asked(8, 0))
-    plain.close()
-    engine = made(tmp_path, config, max_chunk_tokens=7)
-    for turn in range(1, 4):
-        check(run(engine, *asked(8, 12, turn), dice=random.Random(turn) if turn > 1 else None), truth)
-    stats = engine.stats()
-    engine.close()
-    assert stats.preemptions > 0 and stats.prefix_hits > 0 and stats.drafter_failures == 0
-    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    compare(tmp_path, config)
 
 
 def test_a_start_that_was_kept_drafts_too(tmp_path: Path) -> None:
