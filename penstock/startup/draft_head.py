@@ -50,7 +50,7 @@ def head_of(
     try:
         if (kind := kind_of(checkpoint, asked.method)) is None:
             return None
-        _check_target(target, options, kind)
+        check_target(target, kind)
         files = head_files(checkpoint, kind)
         with torch.device(options.torch_device):
             fields = Fields(files.config, f"{files.path}: config.json")
@@ -135,7 +135,7 @@ def _taps(kind: str, fields: Fields, target: TargetFacts) -> Taps:
     return Taps((FINAL,), every=kind not in LAST_STATE)
 
 
-def _check_target(target: Model, options: EngineOptions, kind: str) -> None:
+def check_target(target: Model, kind: str) -> None:
     """Raises CheckpointError for a target that nothing of this kind can draft for."""
     if target.head is None or target.mask is not MaskKind.CAUSAL:
         raise CheckpointError("the target does not make text, token after token.")
@@ -143,5 +143,6 @@ def _check_target(target: Model, options: EngineOptions, kind: str) -> None:
         raise CheckpointError(f"the target's hidden states cannot be read: {target.runs}.")
     if kind not in LAST_STATE and every_position(group_layers(target.cache_specs)) is None:
         raise CheckpointError(
-            "every layer of the target forgets what lies before its window, and drafts share those blocks."
+            "every layer of the target forgets what lies before its window, and drafts share those blocks; Medusa's "
+            "heads keep nothing there."
         )

@@ -9,15 +9,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from penstock.config.errors import ConfigError
+from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
-from penstock.core.kv.cache_spec import group_layers
 from penstock.evaluate.scoring import Progress, Scorer
 from penstock.layers.embedding import Embedding
 from penstock.layers.part import FINAL, layer_input
 from penstock.models.draft_heads import TargetFacts
 from penstock.models.registry import Model
-from penstock.startup.cache_plan import every_position
+from penstock.startup.draft_head import check_target
 from penstock.startup.engine_spec import make_engine_spec
 
 _FEWEST: Final = 3  # layers of a target
@@ -54,19 +53,17 @@ def check_drafted_for(options: EngineOptions, method: str) -> None:
     """
     spec = make_engine_spec(replace(options, speculative_config=None))
     model = spec.model
-    if model.head is None:
-        raise ConfigError(f"{options.model} embeds or classifies; heads draft for models that make text.")
+    try:
+        check_target(model, method)
+    except CheckpointError as error:
+        raise ConfigError(f"no head of --method {method} can be trained for {options.model}: {error}") from None
     _taps(model)
+    assert model.head is not None
     final, between = int(model.head.weight.shape[1]), spec.facts.hidden_size
     if method != "medusa" and final != between:
         raise ConfigError(
             f"{options.model} makes its logits of {final} elements and has {between} between its layers, and an EAGLE "
             "head reads both as one; train --method medusa."
-        )
-    if method != "medusa" and every_position(group_layers(model.cache_specs)) is None:
-        raise ConfigError(
-            f"every layer of {options.model} forgets what lies before its window, and an EAGLE head shares its memory; "
-            "train --method medusa."
         )
 
 
@@ -90,7 +87,6 @@ class Target:
         self.layers = tapped(len(model.blocks))
         self.facts = TargetFacts(int(model.head.weight.shape[1]), model.vocab_size, len(model.blocks))
         self.device = torch.device(self._scorer.spec.options.torch_device)
-        self.context = context
         self._plain = Embedding(self._scorer.spec.kernels, model.embedding.weight)
 
     def read(self, tokens: Sequence[int]) -> Reading:
@@ -131,6 +127,4 @@ def _taps(model: Model) -> tuple[str, ...]:
         raise ConfigError(
             f"the model has {len(model.blocks)} layers; heads are trained for models of {_FEWEST} or more."
         )
-    if model.runs:
-        raise ConfigError(f"the model's hidden states cannot be read: {model.runs}.")
     return (*(layer_input(layer) for layer in tapped(len(model.blocks))), FINAL)
