@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train heads that draft for a model.")
 _AT_ONCE: Final = 64  # answers that are made, then kept
-_SAVED_S: Final = 60.0
-_TOLD_S: Final = 15.0
+_SAVED_S: Final = 60.0  # between two times that the training is saved
+_TOLD_S: Final = 15.0  # between two lines that tell the loss
 _DEFAULTS: Final = TrainSettings()
 
 
@@ -85,25 +85,39 @@ def train(
 
     configure_logging(quiet=True)
     settings = TrainSettings(
-        method, drafts, epochs, batch_size, starts, learning_rate, draft_vocab, held_out, engine.seed or 0
+        method=method,
+        drafts=drafts,
+        epochs=epochs,
+        batch_size=batch_size,
+        starts=starts,
+        learning_rate=learning_rate,
+        draft_vocab=draft_vocab,
+        held_out=held_out,
+        seed=engine.seed or 0,
     )
     check_replaceable(output)
     asked = {"text": _digest(text), "prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
-    place = output.with_name(f"{output.name}.training")
     if output.exists() and not force:
         raise ConfigError(f"{output} exists already; choose another --output, or replace it with --force.")
     check_drafted_for(engine, method)
-    if force:
-        shutil.rmtree(place, ignore_errors=True)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{place} cannot be made: {error.strerror or error}. Choose another --output.") from None
+    place = _place(output, anew=force)
     facts = {"model": engine.model, **asked, **asdict(settings)}
     with _written(place):
         made, longest = _answers(engine, text, place, asked, settings.held_out)
         _train(engine, settings, made, place, facts, output, longest)
     shutil.rmtree(place, ignore_errors=True)
+
+
+def _place(output: Path, *, anew: bool) -> Path:
+    """The folder beside the output in which a training is kept; `anew`: without what lies there."""
+    place = output.with_name(f"{output.name}.training")
+    if anew:
+        shutil.rmtree(place, ignore_errors=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be made: {error.strerror or error}. Choose another --output.") from None
+    return place
 
 
 @contextmanager

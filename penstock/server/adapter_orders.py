@@ -23,12 +23,7 @@ class AdapterOrders:
 
     async def add(self, name: str, use: AdapterUse, rank: int, *, again: bool) -> None:
         """As AdapterNames.add, everywhere."""
-        await self._give(
-            add=name,
-            use=asdict(use),
-            rank=rank,
-            again=again,
-        )
+        await self._give(add=name, use=asdict(use), rank=rank, again=again)
 
     async def remove(self, name: str) -> bool:
         """As AdapterNames.remove, everywhere."""

@@ -17,8 +17,8 @@ from penstock.config.errors import PenstockError
 from penstock.core.request import EngineStats, FinishReason
 from penstock.engine.api import EngineClient
 
-# Penstock's name (a counter's without _total) → the names that dashboards made for vLLM, TGI and SGLang read.
 _MOST_TOLD = 64  # adapters in a label
+# Penstock's name (a counter's without _total) → the names that dashboards made for vLLM, TGI and SGLang read.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "penstock_requests_running": ("vllm:num_requests_running", "tgi_batch_current_size", "sglang:num_running_reqs"),
     "penstock_requests_waiting": ("vllm:num_requests_waiting", "tgi_queue_size", "sglang:num_queue_reqs"),

@@ -23,7 +23,7 @@ from penstock.train.settings import TrainSettings
 from penstock.train.target import Target
 
 _TOLD = "training"  # what tells of it, among the arrays of a file
-_LATER = 0.8  # what a draft counts for less than the one before it (EAGLE-3's code)
+_LATER = 0.8  # weight of a draft's loss over that of the draft before it (EAGLE-3's code)
 _CLIPPED = 1.0  # norm of a step's gradients
 _WARM = 0.03  # share of the steps in which the rate rises
 

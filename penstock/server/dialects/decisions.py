@@ -297,7 +297,8 @@ def _shares(logprobs: Sequence[float]) -> list[float]:
     if largest == -math.inf:
         return [1 / len(logprobs)] * len(logprobs)
     weights = [math.exp(value - largest) for value in logprobs]
-    return [weight / math.fsum(weights) for weight in weights]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
 
 
 def _answer(question: PredicateQuestion | ChoiceQuestion | ScoreQuestion, shares: Sequence[float]) -> dict[str, Any]:
