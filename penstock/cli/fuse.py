@@ -34,6 +34,7 @@ def fuse(
     from penstock.cli.terminal import loading_bar
     from penstock.config.adapters import path_and_scale
     from penstock.config.errors import ConfigError
+    from penstock.config.quantisation import SAFETENSORS_FORMATS
     from penstock.library.adapters import adapter_path
     from penstock.weights.writers.float_folder import float_base
     from penstock.weights.writers.merge import Merged, merge_adapters
@@ -41,7 +42,7 @@ def fuse(
 
     if output.exists():
         raise ConfigError(f"{output} exists already; choose another --output.")
-    if (output.suffix == ".gguf") != (quantize is not None and quantize.lower().startswith(("q", "iq", "tq", "f"))):
+    if (output.suffix == ".gguf") != (quantize is not None and quantize.lower() not in SAFETENSORS_FORMATS):
         raise ConfigError(f"--output is {str(output)!r}; a folder is written, or a .gguf file with --quantize.")
     wanted = [path_and_scale("--adapter", given) for given in adapter]
     merged = [Merged(Path(adapter_path(path)), scale) for path, scale in wanted]
