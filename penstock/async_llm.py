@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 from penstock.completions import Answer, Completion, collect
 from penstock.config.adapters import MOST_WEIGHT, AdapterUse
 from penstock.config.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice
+from penstock.config.engine_stats import EngineStats
 from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError, ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.keywords import EngineKeywords
 from penstock.config.names import BUNDLED_MODEL, served_name
 from penstock.config.options import EngineOptions
 from penstock.config.pooling import PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import EngineStats, GenerationRequest
 from penstock.engine.api import EngineInfo
 from penstock.engine.frontend import Frontend
 from penstock.engine.pooling import Pooled, pool_all

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.config.errors import EngineDeadError
+from penstock.config.generation import GenerationRequest
 from penstock.config.logprobs import unpacked
 from penstock.core.protocol import TokenLogprobs
-from penstock.core.request import FinishReason, GenerationRequest
+from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.engine.frontend import Frontend
 from penstock.engine.generation import TextGeneration

@@ -14,10 +14,10 @@ from typing import Any, TypeVar, Unpack
 from penstock.async_llm import AsyncLLM, Message, Params, Progress, Prompt, gather
 from penstock.completions import Completion
 from penstock.config.constraint import ANY_TOOL, ToolChoice
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.keywords import EngineKeywords
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import EngineStats
 from penstock.engine.api import EngineInfo
 from penstock.engine.pooling import Pooled
 from penstock.engine.thread_client import THREAD_NAME

@@ -160,7 +160,8 @@ async def _one(proceed: Continue, prompt: str, as_json: bool) -> dict[str, Any]:
 
 async def _here(llm: AsyncLLM, sampling: dict[str, Any], load_s: float, prompt: str, write: Write) -> dict[str, Any]:
     from penstock.cli.talkers import Usage
-    from penstock.core.request import FinishReason, GenerationRequest
+    from penstock.config.generation import GenerationRequest
+    from penstock.core.request import FinishReason
 
     params, frontend = llm.sampling(**sampling), await llm.start()
     sent = time.perf_counter()

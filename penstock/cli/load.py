@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.measure import RequestRecord
 from penstock.cli.workload import Job
 from penstock.config.errors import ConfigError, PenstockError
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 
 if TYPE_CHECKING:
     import httpx

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from penstock.config.engine_stats import EngineStats
 from penstock.core.counters import Counters
 from penstock.core.guidance import followers_of
 from penstock.core.kv.cache import KVCache
 from penstock.core.protocol import SlotResult
-from penstock.core.request import EngineOutput, EngineStats, FinishReason
+from penstock.core.request import EngineOutput, FinishReason
 from penstock.core.request_queues import RequestQueues
 from penstock.core.sequence import Sequence, SequenceState
 

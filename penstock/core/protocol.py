@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from penstock.config.adapters import AdapterUse
+from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.pooling import PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.media import EncoderInput, MediaSpan
 
 NULL_BLOCK = 0  # block 0 of every group is never handed out: padding and dropped sliding blocks point at it
 

@@ -1,18 +1,16 @@
-"""What is asked of the engine and what it answers, at the two levels: text (edge) and tokens (engine)."""
+"""What is asked of the engine and what it answers, in tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.config.adapters import AdapterUse
-from penstock.config.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
-from penstock.config.lengths import Repetition, Truncation
+from penstock.config.constraint import Grammar, Thinking
+from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.pooling import PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import TokenLogprobs
 
 PUBLIC = "*"
@@ -26,58 +24,6 @@ class FinishReason(str, Enum):
     LENGTH = "length"  # max_tokens or the context length
     CANCELLED = "cancelled"  # by the client
     ERROR = "error"  # see the output's error
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """The one internal request every dialect translates to. Exactly one of prompt, prompt_ids, messages is given.
-
-    Attributes:
-        request_id: unique among its owner's live requests.
-        sampling: how to choose tokens.
-        prompt: raw text.
-        prompt_ids: token ids, taken as they are.
-        messages: a chat, rendered with the model's own template; OpenAI's message objects as plain dicts.
-        tools: function declarations for the template, as plain dicts.
-        add_generation_prompt, continue_final_message: as in Hugging Face's apply_chat_template.
-        template_kwargs: further variables for the template.
-        add_special_tokens: whether the tokenizer adds its own (beginning of text …); None for those of a `prompt`
-            alone, as chat templates write them.
-        priority: lower is sooner, under the priority policy.
-        cache_salt: requests share cached prefixes only with requests of the same salt.
-        owner: who sent it: the digest of an API key, "" where there are none.
-        grammar: what the answer must follow (what comes after the reasoning, of a model that reasons).
-        tool_choice: whether the answer may or must call the tools.
-        parse: whether deltas tell reasoning and tool calls apart from the text; else all is text, as generated.
-        thinking_budget: most tokens of reasoning, None for no limit.
-        truncation: how a prompt is cut that is too long; None to refuse it.
-        repetition: when an answer that repeats itself ends; None for never.
-    """
-
-    request_id: str
-    sampling: SamplingParams
-    prompt: str | None = None
-    prompt_ids: tuple[int, ...] | None = None
-    messages: tuple[Mapping[str, Any], ...] | None = None
-    tools: tuple[Mapping[str, Any], ...] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    add_special_tokens: bool | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    owner: str = ""
-    grammar: Grammar | None = None
-    tool_choice: ToolChoice = ANY_TOOL
-    parse: bool = False
-    thinking_budget: int | None = None
-    truncation: Truncation | None = None
-    repetition: Repetition | None = None
-
-    @property
-    def live_id(self) -> str:
-        """What the engine knows it by: no owner can use up, or find out, the ids of another."""
-        return f"{self.owner}:{self.request_id}" if self.owner else self.request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,69 +134,3 @@ class EngineOutput(NamedTuple):
     preemptions: int = 0
     pooled: bytes | None = None
     drafts: tuple[int, int] = (0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot for metrics; counters grow since the engine started, or its client where that restarts engines.
-
-    Attributes:
-        running, waiting: sequences in the batch, sequences queued.
-        waiting_tokens: tokens of queued sequences.
-        waiting_seconds: how long what waits is expected to take, as the engine's client reckons.
-        blocks_used, blocks_cached, blocks_total: over all groups: referenced by sequences, only by the prefix
-            tree, and all that exist.
-        slots_used, slots_allocated: token slots written and allocated by running sequences (group 0).
-        steps, prompt_tokens, cached_tokens, generated_tokens, preemptions, finished, cancelled, failed: counters.
-        prefix_queries: prompt tokens looked up in the prefix tree; prefix_hits: of those, found.
-        miss_reasons: (reason, count) of lookups that found less than the whole prompt.
-        held_back: (gate, count) of steps in which a gate kept a sequence in the queue.
-        drafts: times that a sequence's drafts were verified.
-        drafted_tokens, accepted_tokens: tokens of these, and those of them that were right.
-        drafter_failures: times a drafter failed and was switched off.
-        draft_decisions: (reason, count) of why sequences had the drafts they had, one for each that drew in a step.
-        accepted_now, accepted_usually: accepted drafts of a verified proposal, of the last few hundred and thousands.
-        failed_loads: blocks that could not be loaded from a lower tier.
-        restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
-        paused: 1 while the engine is told to hold still, 2 while it computes nothing at all (`keep`, `retract`), 3 as 1
-            while some that came before that still wait to run.
-        plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    waiting_seconds: float = 0.0
-    blocks_used: int = 0
-    blocks_cached: int = 0
-    blocks_total: int = 0
-    slots_used: int = 0
-    slots_allocated: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    miss_reasons: tuple[tuple[str, int], ...] = ()
-    held_back: tuple[tuple[str, int], ...] = ()
-    drafts: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    drafter_failures: int = 0
-    draft_decisions: tuple[tuple[str, int], ...] = ()
-    accepted_now: float = 0.0
-    accepted_usually: float = 0.0
-    failed_loads: int = 0
-    restarts: int = 0
-    resumed: int = 0
-    paused: int = 0
-    plan_seconds: float = 0.0
-    commit_seconds: float = 0.0
-    build_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    sample_seconds: float = 0.0

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from time import monotonic
 from types import MappingProxyType
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import RequestError
 from penstock.config.options import SchedulerOptions
 from penstock.core.admission import AdmissionControl, most_chunk
@@ -24,7 +25,7 @@ from penstock.core.plan_builder import InFlight, PlanBuilder
 from penstock.core.policies.order import Gate, Policy, default_gates, policy_named
 from penstock.core.policies.pause import PauseGate
 from penstock.core.protocol import EncoderWork, NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.request_queues import RequestQueues
 from penstock.core.sequence import Sequence, SequenceState, namespace_of
 from penstock.core.settlement import Settlement
@@ -190,8 +191,13 @@ class Scheduler:
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan | None:
-        """The next step, or None if nothing can be computed before an outstanding step commits (or at all)."""
+    def plan(self, *, idle: bool = False) -> StepPlan | None:
+        """The next step, or None if nothing can be computed before an outstanding step commits (or at all).
+
+        `idle`: nothing is asked for, so that a step may bring nothing but copies to the tier below.
+        """
+        for late in self.cache.transfers.overdue():
+            self.ledger.restart(late)
         builder = PlanBuilder(self._next_step, self.options.max_num_batched_tokens)
         remaining = [(sequence, sequence.remaining) for sequence in self.running]
         waiting = [sequence for sequence, length in remaining if not length]
@@ -211,8 +217,9 @@ class Scheduler:
                 self._queues.reintroduce(sequence)
         if not builder.preempted:
             self._admission.admit(builder)
-        if builder.scheduled or (self.cache.transfers.loading and (self.cache.ops or not self._outstanding)):
-            return self._seal(builder)  # without tokens it brings loads on their way, and tells of those that ended
+        moves = self.cache.transfers.owed if idle else self.cache.transfers.loading
+        if builder.scheduled or (moves and (self.cache.ops or not self._outstanding)):
+            return self._seal(builder)  # without tokens it brings transfers on their way, and tells of those that ended
         if paired and not (self._outstanding or builder.preempted) and len(self.running) == len(remaining):
             self._preempt(self.running[-1], builder)  # what it holds is what an older one's partner lacks
         return None

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.limits import MAX_TOP_LOGPROBS
 from penstock.config.resolve import Decision
 from penstock.core.policies.pause import Control
 from penstock.core.protocol import TokenLogprobs
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.text.parsers.events import ToolCallDelta as ToolCallDelta
 
 

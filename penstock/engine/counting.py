@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import fields
 from typing import Any, Final
 
-from penstock.core.request import EngineStats
+from penstock.config.engine_stats import EngineStats
 
 GAUGES: Final = frozenset(
     {

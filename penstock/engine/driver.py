@@ -7,10 +7,11 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.policies.pace import Pace
 from penstock.core.policies.pause import Control
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.engine.so_far import SoFar
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class EngineDriver:
         if admitted:
             self._sink.outputs(admitted)
         if not self._engine.has_work:
-            self._unprepared = self._engine.runner.prepare()
+            self._unprepared = self._engine.prepare()
             return
         self._unprepared = True
         outputs = self._engine.step()

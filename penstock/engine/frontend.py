@@ -19,11 +19,12 @@ from penstock.config.errors import (
     TemplateError,
     param_names,
 )
+from penstock.config.generation import GenerationRequest
 from penstock.config.lengths import Truncation
 from penstock.config.logits_processors import check_known
 from penstock.config.logprobs import within
 from penstock.config.sampling import SamplingParams, stream_key
-from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
+from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline

@@ -9,11 +9,12 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, ParameterError
 from penstock.core.policies.pace import Pace, PaceMeter
 from penstock.core.policies.speculation import NoSpeculation, Speculation
 from penstock.core.protocol import Runner, StepPlan, StepResult
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats
+from penstock.core.request import EngineOutput, EngineRequest
 from penstock.core.scheduler import Scheduler
 from penstock.engine.so_far import SoFar, go_on
 from penstock.runtime.adapters import AdapterRoom
@@ -140,6 +141,15 @@ class Engine:
         if not self.scheduler.has_work:
             self._working_since = None
         return self._outputs()
+
+    def prepare(self) -> bool:
+        """Does a bounded piece of what need not wait until nothing is asked for; whether there is more."""
+        if self.scheduler.cache.transfers.owed and (plan := self.scheduler.plan(idle=True)) is not None:
+            sent = self._guarded(self.runner.submit, plan)
+            if sent and (result := self._guarded(self.runner.sample, plan.step)):
+                self.scheduler.commit(result)
+            return True
+        return bool(self.runner.prepare())
 
     def pace(self) -> Pace | None:
         """How fast steps are, once that is known."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import (
     CheckpointError,
     ConfigError,
@@ -24,7 +25,7 @@ from penstock.config.errors import (
 from penstock.config.options import EngineOptions
 from penstock.core.policies.pace import Pace
 from penstock.core.policies.pause import Control
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats
+from penstock.core.request import EngineOutput, EngineRequest
 from penstock.engine.api import EngineInfo
 from penstock.engine.so_far import SoFar
 

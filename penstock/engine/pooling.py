@@ -19,8 +19,9 @@ from penstock.config.errors import (
     RequestError,
     param_names,
 )
+from penstock.config.generation import GenerationRequest
 from penstock.config.pooling import PoolingParams
-from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
+from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.frontend import Frontend
 from penstock.text.cut import chunks_of
 

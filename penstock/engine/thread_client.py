@@ -11,10 +11,11 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.policies.pace import Pace
 from penstock.core.policies.pause import Control
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats
+from penstock.core.request import EngineOutput, EngineRequest
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.counting import ended
 from penstock.engine.driver import EngineDriver

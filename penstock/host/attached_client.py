@@ -12,9 +12,10 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError
 from penstock.core.policies.pause import Control
-from penstock.core.request import EngineRequest, EngineStats
+from penstock.core.request import EngineRequest
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.messages import MessageError

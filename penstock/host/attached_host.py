@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ModelUnavailableError
 from penstock.config.options import EngineOptions
-from penstock.core.request import EngineStats
 from penstock.engine.counting import together
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline

@@ -9,9 +9,10 @@ from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.policies.pause import Control
-from penstock.core.request import EngineRequest, EngineStats, FinishReason
+from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine import messages, request_names
 from penstock.engine.counting import ended, together
 from penstock.engine.messages import MessageError

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ModelUnavailableError
-from penstock.core.request import EngineStats
 from penstock.engine.api import EngineClient, EngineInfo, EngineState
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from penstock.core.request import EngineStats
+from penstock.config.engine_stats import EngineStats
 from penstock.host import front_messages as front
 
 PATIENCE_S = 1.0

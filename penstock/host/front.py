@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 import msgspec
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ConfigError, PenstockError
 from penstock.config.options import EngineOptions, ServerOptions
-from penstock.core.request import EngineStats
 from penstock.host import front_messages as front
 from penstock.host.accounts import Accounts
 from penstock.host.child import private_directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Set
 
-from penstock.core.request import EngineStats
+from penstock.config.engine_stats import EngineStats
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.host import front_messages as front
 from penstock.host.front_process import FrontProcess

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from penstock.config.cores import CoreBoard
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ModelUnavailableError, RequestError
 from penstock.config.options import EngineOptions
-from penstock.core.request import EngineStats
 from penstock.engine.counting import together
 from penstock.host import front_messages as front
 from penstock.host.engine import HostedEngine, ProcessEngines, Progress

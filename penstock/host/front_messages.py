@@ -8,9 +8,9 @@ from enum import Enum
 
 import msgspec
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ModelUnavailableError, OverloadedError, PenstockError, RequestError
 from penstock.config.options import EngineOptions, ServerOptions
-from penstock.core.request import EngineStats
 from penstock.engine.api import EngineInfo
 from penstock.host.entry import Failure, ModelState
 from penstock.host.model_host import KeepAlive

@@ -14,10 +14,11 @@ from typing import Protocol
 import zmq
 
 from penstock.config.cores import CoreBoard
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, PenstockError
 from penstock.config.options import EngineOptions
 from penstock.core.policies.pause import Control
-from penstock.core.request import EngineRequest, EngineStats
+from penstock.core.request import EngineRequest
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.streams import OutputStream

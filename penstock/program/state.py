@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 from penstock.completions import CompletionOutput, collect
 from penstock.config.errors import ConfigError, EngineDeadError, ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.logprobs import check_mode
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import FinishReason, GenerationRequest
+from penstock.core.request import FinishReason
 from penstock.program.pieces import Gen, Piece, Role, Select, parts_of
 
 if TYPE_CHECKING:

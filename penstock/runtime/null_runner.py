@@ -150,9 +150,6 @@ class NullRunner:
             known = list(new.prompt_ids + new.generated_ids)[: new.computed] if self._check else []
             self._rows[new.slot] = _Row(new, [list(table) for table in new.blocks], known)
         for op in plan.cache_ops:
-            if self._states is not None and op.group == len(self._slots):
-                self._states[op.target] = self._states.get(op.source, 0)
-                continue
             self._move(op)
         for work in plan.encoder_work:
             self._encode(work)
@@ -188,6 +185,9 @@ class NullRunner:
 
     def _move(self, op: CacheOp) -> None:
         size = self._block_size
+        if self._states is not None and op.group == len(self._slots):
+            self._move_state(op, self._states)
+            return
         slots = self._slots[op.group]
         if op.kind is CacheOpKind.COPY:
             source = op.source * size
@@ -198,6 +198,13 @@ class NullRunner:
         else:
             raise ValueError(f"cache operation {op.kind.value} needs a mover")
 
+    def _move_state(self, op: CacheOp, states: dict[int, int]) -> None:
+        state = states.get(op.source, 0)
+        if op.kind in (CacheOpKind.COPY, CacheOpKind.CHECKPOINT):
+            states[op.target] = state
+        elif self._mover is not None:
+            self._mover.start(op, lambda: [state])  # as it is now: the slot may be another's before the copy is made
+
     def _finish_transfers(self) -> tuple[list[int], list[int]]:
         finished: list[int] = []
         failed: list[int] = []
@@ -206,6 +213,8 @@ class NullRunner:
             finished.append(op.transfer)
             if values is None:
                 failed.append(op.transfer)
+            elif self._states is not None and op.group == len(self._slots):
+                self._states |= {op.target: values[0]} if op.kind is CacheOpKind.LOAD else {}
             elif op.kind is CacheOpKind.LOAD:
                 self._slots[op.group][op.target * size : (op.target + 1) * size] = values
         return finished, failed

@@ -15,10 +15,11 @@ from typing import Final
 from penstock.config import limits
 from penstock.config.adapters import activated
 from penstock.config.errors import ContextLengthError, EngineDeadError, ParameterError, PenstockError
+from penstock.config.generation import GenerationRequest
 from penstock.config.logprobs import check_mode, is_many
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
-from penstock.core.request import EngineOutput, EngineRequest, FinishReason, GenerationRequest
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.engine.frontend import Frontend
 from penstock.engine.generation import TextGeneration
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from penstock.config.errors import ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.logprobs import check_mode
-from penstock.core.request import GenerationRequest
 from penstock.engine.api import Delta
 from penstock.engine.frontend import Frontend
 from penstock.engine.generation import TextGeneration

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.text.pairs import PairCut, encode_cut_pair

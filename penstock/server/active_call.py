@@ -23,7 +23,8 @@ from penstock.config.errors import (
     ContextLengthError,
     RequestError,
 )
-from penstock.core.request import FinishReason, GenerationRequest
+from penstock.config.generation import GenerationRequest
+from penstock.core.request import FinishReason
 from penstock.engine.api import Delta
 from penstock.engine.generation import TextGeneration
 from penstock.search.beam import BeamParams, beam_search

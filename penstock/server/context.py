@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, ModelNotFoundError, PenstockError, RequestError, format_value
-from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
 from penstock.engine.counting import together
 from penstock.host.adapters import AdapterNames

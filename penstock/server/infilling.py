@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 from penstock.server.errors import bad_value
 from penstock.text.infill import InfillText, InfillTokens, infill_ids
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.config.errors import RequestError
+from penstock.config.generation import GenerationRequest
 from penstock.config.pooling import PoolingKind, PoolingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.engine.pooling import Pooled, pool
 from penstock.text.cut import apart

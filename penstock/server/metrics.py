@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import PenstockError
-from penstock.core.request import EngineStats, FinishReason
+from penstock.core.request import FinishReason
 from penstock.engine.api import EngineClient
 
 _MOST_TOLD = 64  # adapters in a label

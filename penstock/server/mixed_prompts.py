@@ -11,8 +11,8 @@ from pydantic import WithJsonSchema
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.errors import bad_value
 from penstock.server.shapes import TOKEN_ID_BOUND, an_object, whole
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ModelNotFoundError, format_value
-from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
 from penstock.server.context import ModelContext
 

@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.auth import owner_of
 from penstock.server.encoding import encode_json
 from penstock.server.errors import bad_value

@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions, ServerOptions
-from penstock.core.request import EngineStats
 from penstock.host.front import Front
 from penstock.host.process_client import ProcessClient
 from penstock.server.lifecycle import Lifecycle

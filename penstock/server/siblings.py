@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.request import EngineStats
+from penstock.config.engine_stats import EngineStats
 from penstock.host import front_messages as front
 from penstock.server.errors import not_ready
 from penstock.server.patience import patience

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, ParameterError
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.lengths import Truncation
-from penstock.core.request import GenerationRequest
 from penstock.server.sampler_fields import within
 from penstock.server.sampling import MaxTokens
 from penstock.server.shapes import RequestBody, StopString

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.environment import read_environment
 from penstock.config.errors import PenstockError
 from penstock.config.logs import log_handler
 from penstock.config.options import EngineOptions
-from penstock.core.request import EngineStats
 from penstock.engine.frontend import Frontend
 from penstock.host import front_messages as front
 from penstock.host.attached_client import AttachedClient

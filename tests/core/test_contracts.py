@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from penstock.config.adapters import AdapterUse
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ParameterError
+from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
-from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import (
     CacheOp,
     CacheOpKind,
@@ -27,7 +28,7 @@ from penstock.core.protocol import (
     TokenLogprobs,
     last_sample,
 )  # fmt: skip
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason, RequestFacts
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason, RequestFacts
 
 NUMBERS = (
     "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",

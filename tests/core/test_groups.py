@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from penstock.config.errors import RequestError
+from penstock.config.media import EncoderInput, MediaSpan
 from penstock.core.kv.block_pool import BlockPool
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.kv.groups import FullGroup, OptionalGroup, SlidingGroup, manager_of
 from penstock.core.kv.node import Node
-from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import EncoderWork, StepPlan
 from penstock.core.request import EngineRequest
 from penstock.core.sequence import TokenKind, media_key

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.core.kv.node import Node
-from penstock.core.policies.bounded_tier import BoundedTier
+from penstock.core.policies import bounded_tier
+from penstock.core.policies.bounded_tier import BoundedTier, Entry, NoCatalog, restored
 from penstock.core.protocol import CacheOpKind, StepPlan
 from penstock.engine.loop import Engine
 from tests.core.harness import Collector, SlowMover, expected_tokens, null_engine, request, run
@@ -125,25 +127,149 @@ def test_a_plan_may_bring_loads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not plans[0].scheduled
 
 
-def test_a_full_tier_gives_up_what_was_used_least_recently_and_nothing_that_is_read() -> None:
+def stored(tier: BoundedTier, node: Node) -> int:
+    """A copy of a node's only block, which has left the device."""
+    place = tier.offer(node, 0)
+    assert place is not None
+    tier.stored(place, node, 0)
+    node.below[0] = place
+    tier.check_integrity()
+    return place
+
+
+def full_tier(places: int) -> tuple[BoundedTier, list[Node]]:
     dropped: list[Node] = []
-    tier = BoundedTier(2, 2, lambda node, group: dropped.append(node))
-    nodes = [Node(None, index, (), 1) for index in range(4)]
-    first, second = tier.offer(nodes[0], 0), tier.offer(nodes[1], 0)
-    assert first and second and tier.offer(nodes[2], 0) is None, "no more are written at a time"
-    for place, node in ((first, nodes[0]), (second, nodes[1])):
-        tier.stored(place, node, 0)
-        node.below[0] = place
+
+    def forget(node: Node, group: int) -> None:
+        dropped.append(node)
+        del node.below[group]
+
+    return BoundedTier((places,), 2, forget), dropped
+
+
+def test_a_full_tier_gives_up_what_is_worth_least_and_nothing_that_is_read() -> None:
+    tier, dropped = full_tier(2)
+    root = Node(None, "", (), 1)
+    nodes = [Node(root, (index,), (index,), 1) for index in range(4)]
+    nodes[0].uses = 9
+    first, second = stored(tier, nodes[0]), stored(tier, nodes[1])
     tier.open(second)
-    tier.open(first)
-    tier.close(first)
     third = tier.offer(nodes[2], 0)
     assert third == first and dropped == [nodes[0]], "the other place is being read"
     tier.free(second)
+    del nodes[1].below[0]
     tier.stored(third, nodes[2], 0)
     nodes[2].below[0] = third
     tier.check_integrity()
     fourth = tier.offer(nodes[3], 0)
     assert fourth == third, "a place that is read is not written to, wanted or not"
-    tier.close(second)
+    tier.close(second, 0.1)
     tier.check_integrity()
+
+
+def test_what_is_used_stays_longer() -> None:
+    tier, dropped = full_tier(2)
+    root = Node(None, "", (), 1)
+    often, once, new = (Node(root, (index,), (index,), 1) for index in range(3))
+    often.uses = 2
+    stored(tier, often), stored(tier, once), stored(tier, new)
+    assert dropped == [once]
+
+
+def test_a_prefix_goes_after_what_it_leads_to() -> None:
+    """However long: what is looked at for one that may go is bounded."""
+    tier, dropped = full_tier(200)
+    chain = [Node(None, "", (), 1)]
+    for index in range(200):
+        chain.append(Node(chain[-1], (index,), (index,), 1))
+        stored(tier, chain[-1])
+    other = Node(chain[0], (-1,), (-1,), 1)
+    for _ in range(3):
+        place = tier.offer(other, 0)
+        assert place is not None
+        tier.free(place)
+    assert dropped == [chain[200]], "one place is enough for all"
+    taken = [tier.offer(other, 0) for _ in range(2)]
+    assert None not in taken and dropped == [chain[200], chain[199]]
+
+
+def test_what_is_on_the_device_keeps_its_copy() -> None:
+    tier, dropped = full_tier(1)
+    root = Node(None, "", (), 1)
+    first, second = Node(root, (1,), (1,), 1), Node(root, (2,), (2,), 1)
+    stored(tier, first)
+    first.blocks[0] = 5
+    assert tier.offer(second, 0) is None and not dropped
+    first.blocks[0] = 0
+    assert tier.offer(second, 0) is not None and dropped == [first]
+
+
+def test_a_tier_that_is_slower_than_computing_is_not_asked() -> None:
+    tier, _ = full_tier(4)
+    root = Node(None, "", (), 1)
+    node = Node(root, (1,), (1,), 1)
+    place = stored(tier, node)
+    assert tier.worth(0, [node]), "nobody knows how long computing takes"
+    tier.seconds_for = lambda tokens: 1e-9 * tokens
+    assert tier.worth(0, [node]), "nobody knows how long loading takes"
+    assert tier.open(place) >= 0.5
+    tier.close(place, 0.0)
+    assert not tier.worth(0, [node]) and tier.counters.declined == 1
+    tier.seconds_for = lambda tokens: 10.0 * tokens
+    assert tier.worth(0, [node])
+
+
+@pytest.mark.parametrize("owner", ["", "somebody"])
+def test_a_prefix_is_found_again_by_content_in_another_process(owner: str) -> None:
+    """The index of what lies below is kept with it: it is all that another process needs."""
+    kept: dict[int, Entry] = {}
+
+    class Kept(NoCatalog):
+        def describe(self, place: int, entry: Entry) -> None:
+            kept[place] = entry
+
+    mover = SlowMover()
+    engines = []
+    for _ in range(2):
+        engine = tiered(mover, (None, 6), eager=True)
+        cache = engine.scheduler.cache
+        tier = BoundedTier((160, 160), 16, cache.tree.forget_below, eager=True, catalog=Kept())
+        cache.transfers.tier = tier
+        engines.append((engine, tier))
+    (first, _), (second, tier) = engines
+    prompts = [FIRST, [*FIRST[:8], 2, 2, 2, 2, 2, 2, 2], SECOND]
+    run(first, *(replace(request(f"a{index}", prompt), owner=owner) for index, prompt in enumerate(prompts)))
+    while first.prepare():
+        pass
+    lost = (1000, kept[1]._replace(parent=b"of nobody"))
+    assert restored(second.scheduler.cache, tier, [*list(kept.items())[::-1], lost]) == [1000]
+    second.scheduler.check_integrity()
+    tier.check_integrity()
+    for index, (prompt, hit) in enumerate(zip(prompts, (12, 12, 12), strict=True)):
+        asked = replace(request(f"b{index}", prompt), owner=owner)
+        collector = run(second, asked)
+        assert collector.tokens[asked.request_id, 0] == expected_tokens(asked, 0, 3)
+        assert collector.outputs[0].cached_tokens == hit
+        other = replace(request(f"c{index}", [*prompt, 1]), owner=f"another {index}", cache_salt="salt")
+        assert run(second, other).outputs[0].cached_tokens == 0
+
+
+def test_all_that_is_computed_is_copied_where_that_is_asked_for() -> None:
+    mover = SlowMover(latest=2)
+    engine = tiered(mover, eager=True)
+    answered(engine, FIRST)
+    while engine.prepare():
+        pass
+    assert mover.ended["save whole"] == (len(FIRST) + 4) // 4
+    assert not engine.scheduler.cache.transfers.owed
+
+
+def test_who_waits_too_long_for_a_load_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_tier, "_PATIENCE", 0.0)
+    mover = SlowMover(lost=16)
+    engine = tiered(SlowMover())
+    evicted(engine)
+    engine.runner._mover = mover  # type: ignore[attr-defined]
+    collector = answered(engine, list(FIRST))
+    assert collector.outputs[0].cached_tokens == 12 and not mover.ended["load whole"]
+    engine.scheduler.check_integrity()

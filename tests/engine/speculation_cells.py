@@ -24,9 +24,11 @@ from typing import Any, Final, NamedTuple
 import tokenizers
 
 from penstock.config.constraint import Grammar, GrammarKind, ToolChoice, ToolMode
+from penstock.config.engine_stats import EngineStats
+from penstock.config.generation import GenerationRequest
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, GenerationRequest
+from penstock.core.request import EngineOutput, EngineRequest
 from penstock.engine.api import EngineInfo
 from penstock.engine.build import build_engine
 from penstock.engine.frontend import Frontend

@@ -17,9 +17,9 @@ from penstock import LLM
 from penstock.completions import collect
 from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import CheckpointError, ConfigError, MemoryPlanError
+from penstock.config.generation import GenerationRequest
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.api import Delta, EngineState
 from penstock.engine.frontend import Frontend
 from penstock.engine.generation import TextGeneration

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import (
     CheckpointError,
     ContextLengthError,
@@ -20,10 +21,11 @@ from penstock.config.errors import (
     ParameterError,
     RequestError,
 )
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams, stream_key
 from penstock.core.policies.pause import Control
 from penstock.core.protocol import TokenLogprobs
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason, GenerationRequest
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.engine.api import Delta, EngineInfo, EngineState
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.adapters import AdapterUse
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import (
     RESULT_TOO_LARGE,
     CheckpointError,
@@ -29,7 +30,7 @@ from penstock.config.sampling import SamplingParams
 from penstock.core.policies.pace import Pace
 from penstock.core.policies.pause import Control
 from penstock.core.protocol import TokenLogprobs
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.engine import messages, request_names
 from penstock.engine.api import EngineInfo
 from penstock.engine.event_sockets import EventSocket

@@ -14,8 +14,8 @@ import pytest
 import tokenizers
 
 from penstock.config.errors import CheckpointError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import zmq
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, OverloadedError, RequestError
 from penstock.config.options import EngineOptions
 from penstock.core.policies.waiting import Waiting
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.streams import OutputStream

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from penstock.core.request import EngineStats
+from penstock.config.engine_stats import EngineStats
 from penstock.host import figures as figures_module
 from penstock.host import front_messages as front
 from penstock.host.figures import Figures, lasting, summed

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ConfigError, PenstockError
 from penstock.config.options import EngineOptions, ServerOptions
-from penstock.core.request import EngineStats
 from penstock.host import child, front_process, quantizing
 from penstock.host import front_messages as messages
 from penstock.host.front import Front

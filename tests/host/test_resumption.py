@@ -11,8 +11,8 @@ import pytest
 
 from penstock.config.constraint import Thinking
 from penstock.config.errors import EngineDeadError, OverloadedError, RequestError
+from penstock.config.media import MediaSpan
 from penstock.config.options import EngineOptions
-from penstock.core.media import MediaSpan
 from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.engine import messages

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.sampling import SamplingParams
-from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import NewSequence
 from penstock.kernels.cpu import native
 from penstock.layers.batch import Batch

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.search.best_of import best_of
 from tests.engine.speculation_cells import Cell, Stepped, Workshop, requests_of

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.options import EngineOptions, ServerOptions
 from penstock.core.protocol import NewSequence, Runner, SlotResult, StepPlan, StepResult, TokenLogprobs
-from penstock.core.request import EngineStats
 from penstock.engine.api import EngineClient, EngineInfo, EngineState
 from penstock.engine.frontend import Frontend
 from penstock.engine.loop import Engine

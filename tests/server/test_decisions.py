@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from penstock.config import limits
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
 from tests.server.support import Running

@@ -17,8 +17,9 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from penstock.config.constraint import ToolChoice
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import EngineOutput, FinishReason, GenerationRequest
+from penstock.core.request import EngineOutput, FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline

@@ -13,8 +13,8 @@ import ollama
 import openai
 import pytest
 
+from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import CheckpointError, EngineDeadError
-from penstock.core.request import EngineStats
 from penstock.engine.api import EngineInfo
 from tests.host.support import Engines, SupervisedThread, source
 from tests.server.hosted import Hosting, hosting

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.core.request import EngineStats
+from penstock.config.engine_stats import EngineStats
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.metrics import ALIASES, EngineFigures, Metrics, ModelMetrics, throughput_line
 from tests.server.support import Running, Serving, kill, running, serving_a_process, until

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from penstock.config.constraint import GrammarKind
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.dialects.sglang.schema import SglangBody, SglangParams
 from penstock.server.dialects.sglang.translate import sglang_call

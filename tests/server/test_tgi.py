@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from penstock.config.constraint import GrammarKind
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.dialects.tgi.schema import TgiBody, TgiParameters
 from penstock.server.dialects.tgi.translate import tgi_call

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.told import ToldLogprobs
 
 VOCABULARY = 1000

@@ -19,8 +19,8 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.api import Delta
 from penstock.server import active_call, encoding
 from penstock.server import body as bodies

@@ -41,7 +41,8 @@ class Allocation:
         announced: nodes it promised to fill.
         pins: (group, block) of nodes on its path whose content it holds in blocks of its own, or copies from.
         state_marks: token counts still to come at which its recurrent state is to be kept.
-        draft_states: slots for the states after the last known token and after each draft, while drafts are verified.
+        draft_states: slots for the states after the last known token and after each draft, while drafts are verified;
+            or for one that is loaded.
         cross: the encoder's entries it attends to, if any.
         transfers: loads from a lower tier that have not finished.
     """

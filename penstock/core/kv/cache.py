@@ -130,6 +130,8 @@ class KVCache:
         for span in reversed(sequence.request.media):
             if span.start < match.reach < span.end:
                 match = self.tree.match(sequence.namespace, sequence.keys, span.start)
+        if match.below and not self.transfers.tier.worth(match.tokens, match.below):
+            match = replace(match, below=())
         if match.owner is None:
             return match
         return replace(match, pending=self.states.awaited(match.owner, match.pending))
@@ -197,7 +199,7 @@ class KVCache:
 
     def take_ops(self, step: int) -> tuple[CacheOp, ...]:
         """The operations of plan `step`; what they read stays until that has committed."""
-        self.transfers.save_ahead(step)
+        self.transfers.save_due(step)
         ops = tuple(self.ops)
         self.ops.clear()
         if self._copied:
@@ -248,7 +250,11 @@ class KVCache:
             self._drop_passed(g, tables[g], first)
             tables[g].blocks += [NULL_BLOCK] * (first - len(tables[g].blocks))
             tables[g].live_from = max(tables[g].live_from, first)
-        return self.extend(sequence, match.reach)
+        slots = self.states.borrow(1)
+        added = None if slots is None else self.extend(sequence, match.reach)
+        if slots is not None:
+            _held(sequence).draft_states = slots
+        return added
 
     def _make_room(self, needs: abc.Sequence[int]) -> bool:
         """Evicts until so many blocks per group are free; False where they cannot be had now."""
@@ -305,6 +311,7 @@ class KVCache:
                 if block != NULL_BLOCK and self.groups[g].essential:
                     self.tree.retain(g, block)
                     allocation.pins.append((g, block))
+        self.transfers.tier.filled(node)
         self.tree.move(allocation.cursor, node)
         allocation.cursor = node
 
@@ -313,11 +320,18 @@ class KVCache:
         allocation = _held(sequence)
         while allocation.cursor.depth + self.block_size <= end:
             self._fill(sequence, allocation)
+        for slot in allocation.draft_states:
+            self.ops += self.states.copy(slot, sequence.slot, end)
+            self.states.adopt(slot, allocation.cursor)
+        allocation.draft_states = ()
         sequence.place(end)
 
     def _keep_state(self, sequence: Sequence, node: Node) -> None:
         at_rest = node.depth == sequence.committed and sequence.last_step <= self.committed_step
-        self.ops += self.states.keep(sequence, node, at_rest)
+        kept = self.states.keep(sequence, node, at_rest)
+        self.ops += kept
+        if kept:
+            self.transfers.tier.filled(node)
 
     def _fill_tail(self, sequence: Sequence) -> None:
         """Offers the entries of a partial last block: those written so far never change."""

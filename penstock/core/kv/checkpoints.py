@@ -44,6 +44,12 @@ class Checkpoints:
         self._borrowed.difference_update(slots)
         self._free.extend(slots)
 
+    def hold(self, slot: int, node: Node) -> None:
+        """A slot that was given back last has a node's state."""
+        self._free.remove(slot)
+        self._holders[slot] = node
+        node.state = slot
+
     def touch(self, slot: int) -> None:
         """The slot is used."""
         if slot in self._holders:

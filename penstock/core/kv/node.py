@@ -40,6 +40,7 @@ class Node:
         order: keys of filled children, sorted.
         blocks: block id per cache group, NULL_BLOCK where evicted.
         below: by cache group, the place of the copy that a lower tier has.
+        digest: names it by content in a tier that outlives the process; b"" until it is asked for.
         saving: copies to a lower tier that have not finished; it stays in the tree until they have.
         owner: the sequence that announced it and has not yet filled it, else None.
         filled: whether its entries are computed.
@@ -50,8 +51,8 @@ class Node:
     """
 
     __slots__ = (
-        "below", "blocks", "children", "depth", "filled", "key", "name", "order", "owner", "parent", "path", "public",
-        "saving", "stamps", "state", "users", "uses",
+        "below", "blocks", "children", "depth", "digest", "filled", "key", "name", "order", "owner", "parent", "path",
+        "public", "saving", "stamps", "state", "users", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, name: Hashable, key: Key, groups: int, owner: Any = None) -> None:
@@ -64,6 +65,7 @@ class Node:
         self.order: list[Key] = []
         self.blocks: list[int] = [NULL_BLOCK] * groups
         self.below: dict[int, int] = {}
+        self.digest = b""
         self.saving = 0
         self.owner = owner
         self.filled = False

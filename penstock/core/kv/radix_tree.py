@@ -58,10 +58,14 @@ class RadixTree:
 
     def enter(self, namespace: Namespace) -> Node:
         """The root of a namespace's space, with one more user; the user moves on with `move`."""
+        root = self._root(namespace)
+        root.users += 1
+        return root
+
+    def _root(self, namespace: Namespace) -> Node:
         root = self._roots.get(namespace.space)
         if root is None:
             root = self._roots[namespace.space] = Node(None, namespace.space, (), len(self._pools))
-        root.users += 1
         return root
 
     @staticmethod
@@ -117,7 +121,7 @@ class RadixTree:
         pending = min(pending, limit)
         at = node if portal is None else portal
         reason = "" if total >= limit else self._miss_reason(at, tokens, position, found > total, pending > found)
-        below = self._below(nodes, namespace, tokens, limit) if valid == len(nodes) and pending <= found else ()
+        below = self._below(nodes[:valid], namespace, tokens, limit) if pending <= found else ()
         if below and below[-1].depth > total:
             tail, tail_tokens = None, 0
             served = valid
@@ -127,28 +131,25 @@ class RadixTree:
         return Match(tuple(nodes[:served]), tail, tail_tokens, pending, owner, reason, valid, forks, below)
 
     def _below(self, nodes: list[Node], namespace: Namespace, tokens: Sequence[int], limit: int) -> tuple[Node, ...]:
-        """Nodes that go on where these end and can be loaded, as far as every group can serve the last of them."""
-        if not self._states.divisible:
-            return ()
+        """Nodes that go on where these end and can be loaded, as far as every group can serve the last of them.
+
+        Some of what they need may be on the device too; it is loaded all the same.
+        """
         node = nodes[-1] if nodes else self._roots[namespace.space]
-        chain = list(nodes)
-        best = len(nodes)
+        gaps = {g: next((n.depth for n in reversed(nodes) if n.blocks[g] == NULL_BLOCK), 0) for g in self._single}
+        chain: list[Node] = []
+        best = 0
         while node.depth + self._block_size <= limit:
             key = tuple(tokens[node.depth : node.depth + self._block_size])
             child = self._child(node, namespace, key)
-            if child is None or child.filled or not all(g in child.below for g in self._essential):
+            if child is None or not all(g in child.below for g in self._essential):
                 break
             chain.append(child)
             node = child
-            if all(self._reaches(g, nodes, chain) for g in self._single):
+            gaps |= {g: node.depth for g in self._single if g not in node.below}
+            if self._states.kept_below(node) and self._serves(gaps, node.depth):
                 best = len(chain)
-        return tuple(chain[len(nodes) : best])
-
-    def _reaches(self, group: int, nodes: list[Node], chain: list[Node]) -> bool:
-        """Whether all that a group needs at the end of a chain is there: on the device up to `nodes`, then below."""
-        missing = (n.depth for n in reversed(chain[len(nodes) :]) if group not in n.below)
-        gap = next(missing, 0) or next((n.depth for n in reversed(nodes) if n.blocks[group] == NULL_BLOCK), 0)
-        return gap <= self._groups[group].first_needed(chain[-1].depth)
+        return tuple(chain[:best])
 
     def _servable(self, nodes: list[Node]) -> int:
         """How many leading nodes form a prefix with its state and with what every group needs of it."""
@@ -277,6 +278,11 @@ class RadixTree:
                 node.blocks[g] = block
                 self._holder[g][block] = node
         return node, True
+
+    def restore(self, parent: Node | None, namespace: Namespace, key: Key) -> Node:
+        """A node after `parent`, None for the root of a space, whose blocks lie below: the caller says where."""
+        above = self._parent(self._root(namespace) if parent is None else parent, namespace, key)
+        return above.children.setdefault(key, Node(above, key, key, len(self._pools)))
 
     def has_longer(self, parent: Node, namespace: Namespace, key: Key) -> bool:
         """Whether what a namespace sees after `parent` starts with `key`."""

@@ -17,10 +17,12 @@ class States:
     """What the cache and the prefix tree ask of the group of recurrent layers. The null form: there are none.
 
     Attributes:
+        group: the number operations name it by, behind all groups of blocks.
         divisible: whether a block's beginning can be had without the rest.
         miss_reason: why a prefix whose blocks are there cannot be had.
     """
 
+    group = -1
     divisible = True
     miss_reason = "window_evicted"
 
@@ -28,8 +30,15 @@ class States:
         """Whether a sequence can go on at the end of a node."""
         return True
 
+    def kept_below(self, node: Node) -> bool:
+        """Whether a sequence can go on at the end of a node once what lies below is loaded."""
+        return True
+
     def drop(self, node: Node) -> None:
         """The node has lost its tokens."""
+
+    def adopt(self, slot: int, node: Node | None) -> None:
+        """A slot that was borrowed has the state at the end of a node; None: it is given back."""
 
     def forks(self, position: int) -> int:
         """Where a state is to be kept because a prompt leaves there what the tree knows; 0 for nowhere."""
@@ -45,6 +54,10 @@ class States:
 
     def restore(self, match: Match, slot: int) -> list[CacheOp]:
         """Operations that bring a request slot's state to the end of a match."""
+        return []
+
+    def copy(self, source: int, slot: int, tokens: int) -> list[CacheOp]:
+        """Operations that bring a slot's state, after so many tokens, to a request slot."""
         return []
 
     def keep(self, sequence: Sequence, node: Node, at_rest: bool) -> list[CacheOp]:
@@ -79,16 +92,23 @@ class StateGroup(States):
     miss_reason = "no_checkpoint"
 
     def __init__(self, checkpoints: Checkpoints, group: int, block_size: int) -> None:
-        """`group` is the number operations name it by, behind all groups of blocks."""
         self.checkpoints = checkpoints
-        self._group = group
+        self.group = group
         self._size = block_size
 
     def kept(self, node: Node) -> bool:
         return node.state is not None
 
+    def kept_below(self, node: Node) -> bool:
+        return self.group in node.below
+
     def drop(self, node: Node) -> None:
         self.checkpoints.drop(node)
+
+    def adopt(self, slot: int, node: Node | None) -> None:
+        self.checkpoints.give_back((slot,))
+        if node is not None and node.filled and node.state is None:
+            self.checkpoints.hold(slot, node)
 
     def forks(self, position: int) -> int:
         return position
@@ -101,22 +121,25 @@ class StateGroup(States):
         if not self.checkpoints.slots:
             return []
         last = (len(sequence.tokens) - (not sequence.public)) // self._size * self._size
-        return [count for count in {match.forks, last} if count > match.tokens]
+        return [count for count in {match.forks, last} if count > match.reach]
 
     def restore(self, match: Match, slot: int) -> list[CacheOp]:
-        if not match.tokens:
+        if not match.tokens or match.below:
             return []
         source = (match.tail or match.nodes[-1]).state
         assert source is not None
         self.checkpoints.touch(source)
-        return [CacheOp(CacheOpKind.COPY, self._group, source, slot, match.tokens)]
+        return self.copy(source, slot, match.tokens)
+
+    def copy(self, source: int, slot: int, tokens: int) -> list[CacheOp]:
+        return [CacheOp(CacheOpKind.COPY, self.group, source, slot, tokens)]
 
     def keep(self, sequence: Sequence, node: Node, at_rest: bool) -> list[CacheOp]:
         """Nothing if a step in flight goes beyond the node; nothing for a public node, which all would see."""
         if not at_rest or (node.public and not sequence.public) or not node.filled or node.state is not None:
             return []
         slot = self.checkpoints.give(node)
-        return [] if slot is None else [CacheOp(CacheOpKind.CHECKPOINT, self._group, sequence.slot, slot, node.depth)]
+        return [] if slot is None else [CacheOp(CacheOpKind.CHECKPOINT, self.group, sequence.slot, slot, node.depth)]
 
     def pin(self, node: Node) -> None:
         self.checkpoints.pin(node)
@@ -132,7 +155,7 @@ class StateGroup(States):
             return []
         source = allocation.draft_states[accepted]
         self.return_slots(allocation)
-        return [CacheOp(CacheOpKind.COPY, self._group, source, slot, 0)]
+        return [CacheOp(CacheOpKind.COPY, self.group, source, slot, 0)]
 
     def return_slots(self, allocation: Allocation) -> None:
         self.checkpoints.give_back(allocation.draft_states)

@@ -5,20 +5,33 @@ The prefix tree is the index: a node whose only copy lies below stays in it, wit
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
 from penstock.core.kv.node import Node
+
+if TYPE_CHECKING:
+    from penstock.core.kv.cache import KVCache
 
 
 class Tier:
     """What the cache asks of the tier below the device. This one is the null form: what is evicted is gone.
 
     Attributes:
-        accepts: whether it takes anything.
+        waiting: whether copies are due while nothing is evicted.
     """
 
-    accepts = False
+    waiting = False
+
+    def filled(self, node: Node) -> None:
+        """A node's tokens were computed, all of a block."""
+
+    def due(self, cache: KVCache) -> Iterable[Node]:
+        """Nodes of whole blocks whose copies are to begin with the next plan, the most urgent first."""
+        return ()
 
     def offer(self, node: Node, group: int) -> int | None:
-        """A place for the copy of a node's block that will be evicted soon; None if it is not wanted.
+        """A place for the copy of a node's block; None if it is not wanted.
 
         The copy counts once `stored` says so. Places of other nodes may be given up for it.
         """
@@ -30,8 +43,17 @@ class Tier:
     def free(self, place: int) -> None:
         """What was to be at a place is not, or is not wanted any more, and nobody writes there."""
 
-    def open(self, place: int) -> None:
-        """A load reads the copy at a place: nobody may write there until it is closed as often."""
+    def worth(self, start: int, nodes: Sequence[Node]) -> bool:
+        """Whether loading these nodes, which go on from `start` tokens, is sooner done than computing them."""
+        return True
 
-    def close(self, place: int) -> None:
-        """A load has ended."""
+    def open(self, place: int) -> float:
+        """A load reads the copy at a place: nobody may write there until it is closed as often.
+
+        Returns:
+            The seconds after which nobody waits for it any more.
+        """
+        return float("inf")
+
+    def close(self, place: int, seconds: float | None) -> None:
+        """A load has ended after so long; None: it failed."""

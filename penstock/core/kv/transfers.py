@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from penstock.core.kv.allocation import Allocation
@@ -15,9 +16,6 @@ from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
 if TYPE_CHECKING:
     from penstock.core.kv.cache import KVCache
     from penstock.core.sequence import Sequence as TokenSequence
-
-
-_SAVED_AHEAD = 8  # blocks of a group, the next to be evicted, that are kept saved once so few are free
 
 
 @dataclass(slots=True)
@@ -38,6 +36,8 @@ class _Load:
     place: int
     sequence: TokenSequence | None  # None once it has been released
     end: int
+    begun: float
+    patience: float  # seconds that the sequence waits
 
 
 class Transfers:
@@ -64,31 +64,35 @@ class Transfers:
         """Whether loads are on their way."""
         return bool(self._loads)
 
-    def save_ahead(self, step: int) -> None:
-        """Where eviction is near, plan `step` has what would go next copied below, so that it is not lost by it.
+    @property
+    def owed(self) -> bool:
+        """Whether copies to the tier are on their way, or due."""
+        return bool(self._saves) or self.tier.waiting
+
+    def save_due(self, step: int) -> None:
+        """Has plan `step` begin the copies that the tier wants.
 
         Blocks that are being saved stay in the tree. What is evicted before it was saved is gone.
         """
-        if not self.tier.accepts:
-            return
-        for g, pool in enumerate(self._cache.pools):
-            if pool.num_free < _SAVED_AHEAD:
-                for node in self._cache.tree.next_victims(g, _SAVED_AHEAD):
-                    self._save(node, step)
+        for node in self.tier.due(self._cache):
+            self._save(node, step)
 
     def _save(self, node: Node, step: int) -> None:
         size = self._cache.block_size
         if len(node.key) < size:
             return
-        for g, block in enumerate(node.blocks):
-            idle = block != NULL_BLOCK and self._cache.pools[g].refs[block] == 1
-            if not idle or g in node.below or (node, g) in self._saving:
+        copied = [*enumerate(node.blocks)]
+        if node.state is not None:  # which the runner copies at once: its slot is not kept for it
+            copied.append((self._cache.states.group, node.state))
+        for g, block in copied:
+            if block == NULL_BLOCK or g in node.below or (node, g) in self._saving:
                 continue
             place = self.tier.offer(node, g)
             if place is None:
                 return
             transfer = next(self._numbers)
-            self._cache.tree.retain(g, block)
+            if g != self._cache.states.group:
+                self._cache.tree.retain(g, block)
             node.saving += 1
             self._saving.add((node, g))
             self._saves[transfer] = _Save(node, g, block, place, step)
@@ -107,27 +111,37 @@ class Transfers:
         return bool(saves)
 
     def _abandonable(self) -> Iterator[_Save]:
-        return (save for save in self._saves.values() if save.held and save.step <= self._cache.committed_step)
+        pools = self._cache.pools
+        for save in self._saves.values():
+            idle = (
+                save.group != self._cache.states.group and pools[save.group].refs[save.block] == 2
+            )  # the tree's and this one
+            if save.held and idle and save.step <= self._cache.committed_step:
+                yield save
 
     def load(self, sequence: TokenSequence, allocation: Allocation, nodes: Sequence[Node]) -> None:
         """Has the nodes' blocks loaded into the sequence's, which `extend` has given it."""
         cache = self._cache
         sequence.loading = True
-        end = nodes[-1].depth
+        end, now = nodes[-1].depth, monotonic()
         for node in nodes:
             index = node.depth // cache.block_size - 1
             for g, table in enumerate(allocation.tables):
                 block = table.blocks[index] if index < len(table.blocks) else NULL_BLOCK
                 place = node.below.get(g)
                 if block != NULL_BLOCK and place is not None:
-                    self._load(_Load(node, g, block, place, sequence, end), allocation)
+                    load = _Load(node, g, block, place, sequence, end, now, self.tier.open(place))
+                    self._load(load, allocation)
                 elif block != NULL_BLOCK:
                     table.valid_from = node.depth  # an optional group's, which has no copy
+        for slot in allocation.draft_states:  # of a recurrent state, which goes to the request slot's from there
+            group, place = cache.states.group, nodes[-1].below[cache.states.group]
+            self._load(_Load(nodes[-1], group, slot, place, sequence, end, now, self.tier.open(place)), allocation)
+        allocation.draft_states = ()
 
     def _load(self, load: _Load, allocation: Allocation) -> None:
         transfer = next(self._numbers)
         cache = self._cache
-        self.tier.open(load.place)
         self._loads[transfer] = load
         allocation.transfers.add(transfer)
         cache.ops.append(
@@ -140,7 +154,8 @@ class Transfers:
         for transfer in allocation.transfers:
             load = self._loads[transfer]
             load.sequence = None
-            held.remove((load.group, load.block))
+            if load.group != self._cache.states.group:
+                held.remove((load.group, load.block))
         allocation.transfers.clear()
         return held
 
@@ -153,6 +168,14 @@ class Transfers:
         load = self._loads.pop(transfer, None)
         return None if load is None else self._finish_load(transfer, load, failed)
 
+    def overdue(self) -> set[TokenSequence]:
+        """Sequences that have waited too long for a load: they start anew, and the load ends when it may."""
+        if not self._loads:
+            return set()
+        now = monotonic()
+        late = [load for load in self._loads.values() if load.sequence and now - load.begun > load.patience]
+        return {load.sequence for load in late if load.sequence}
+
     def fail_all(self) -> Iterator[TokenSequence]:
         """Nothing is on its way any more, since a step failed. Gives the sequences that must start anew."""
         for transfer in [*self._saves, *self._loads]:
@@ -163,7 +186,7 @@ class Transfers:
     def _finish_save(self, save: _Save, failed: bool) -> None:
         self._saving.remove((save.node, save.group))
         whole = save.held and not failed
-        if save.held:
+        if save.held and save.group != self._cache.states.group:
             self._cache.release_all([(save.group, save.block)])
         if whole:
             self.tier.stored(save.place, save.node, save.group)
@@ -172,15 +195,21 @@ class Transfers:
         self._cache.tree.saved(save.node, save.group, save.place if whole else None)
 
     def _finish_load(self, transfer: int, load: _Load, failed: bool) -> TokenSequence | None:
-        self.tier.close(load.place)
+        self.tier.close(load.place, None if failed else monotonic() - load.begun)
         if failed and load.node.below.get(load.group) == load.place:
             self.tier.free(load.place)
             self._cache.tree.forget_below(load.node, load.group)
         sequence = load.sequence
+        recurrent = load.group == self._cache.states.group
         if sequence is None or sequence.allocation is None:
-            self._cache.release_all([(load.group, load.block)])
+            if recurrent:
+                self._cache.states.adopt(load.block, None if failed else load.node)
+            else:
+                self._cache.release_all([(load.group, load.block)])
             return None
         sequence.allocation.transfers.remove(transfer)
+        if recurrent:
+            sequence.allocation.draft_states = (load.block,)
         if failed:
             return sequence
         if not sequence.allocation.transfers:
@@ -198,5 +227,7 @@ class Transfers:
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """(group, block) of every reference that transfers alone keep."""
-        yield from ((save.group, save.block) for save in self._saves.values() if save.held)
-        yield from ((load.group, load.block) for load in self._loads.values() if load.sequence is None)
+        state = self._cache.states.group
+        yield from ((save.group, save.block) for save in self._saves.values() if save.held and save.group != state)
+        ended = (load for load in self._loads.values() if load.sequence is None and load.group != state)
+        yield from ((load.group, load.block) for load in ended)

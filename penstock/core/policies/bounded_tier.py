@@ -1,76 +1,382 @@
-"""A lower tier with one place a block, which gives up the copies used least recently."""
+"""A lower tier of so many places: what is copied there and when, which copies go first, and when one is worth a load.
+
+GreedyDual-Size-Frequency, as on the device; a prefix never goes before what it leads to.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.core.kv.node import Node
+from penstock.core.kv.node import Key, Namespace, Node
 from penstock.core.kv.tier import Tier
+from penstock.core.policies.eviction import worth_of
+from penstock.core.policies.least_squares import ForgettingFit
 from penstock.core.protocol import NULL_BLOCK
+
+if TYPE_CHECKING:
+    from penstock.core.kv.cache import KVCache
+
+_SAVED_AHEAD = 16  # blocks of a group, the next to be evicted, that are kept copied once so few are free
+_MOST_PASSED = 64  # copies that are looked at to find one that may go
+_MEMORY = 32  # loads after which a measure counts 1/e
+_PATIENCE = 5.0  # seconds a sequence waits for a load where nobody knows how long computing takes
+_LEAST_PATIENCE = 0.5
+_TRIED_AGAIN = 30.0  # seconds after which a tier that was too slow is tried again
+
+
+class Entry(NamedTuple):
+    """What a copy is of: a block of tokens, by content.
+
+    Attributes:
+        group: cache group.
+        digest: of all that the entries depend on in this model, from the namespace to the last token.
+        parent: the digest of the block before it, b"" for the first of a prefix.
+        namespace: its own, as far as it differs from that block's: the space of a first block, and the owner where
+            what is public ends.
+        key: its tokens.
+    """
+
+    group: int
+    digest: bytes
+    parent: bytes
+    namespace: Namespace
+    key: Key
+
+
+class Catalog(Protocol):
+    """Who remembers what copies are of, beyond this process."""
+
+    def describe(self, place: int, entry: Entry) -> None:
+        """What will be written at a place."""
+
+    def forget(self, place: int) -> None:
+        """The copy at a place is not wanted any more."""
+
+
+class NoCatalog:
+    """Nobody does."""
+
+    def describe(self, place: int, entry: Entry) -> None:
+        pass
+
+    def forget(self, place: int) -> None:
+        pass
+
+
+def _digest(*parts: object) -> bytes:
+    return blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def digest_of(node: Node) -> bytes:
+    """Names a node by content: its namespace and all tokens up to its end."""
+    unnamed = []
+    up: Node | None = node
+    while up is not None and not up.digest:
+        unnamed.append(up)
+        up = up.parent
+    digest = up.digest if up is not None else b""
+    for one in reversed(unnamed):
+        digest = one.digest = _digest(digest, one.name)
+    return digest
+
+
+def entry_of(node: Node, group: int) -> Entry:
+    """What a copy of a node's block is of."""
+    above = node.parent
+    assert above is not None
+    owner: Hashable = None
+    if not above.key and above.parent is not None:  # a portal, whose name is (None, owner)
+        owner = above.name[1] if isinstance(above.name, tuple) else None
+        above = above.parent
+    first = above.parent is None
+    space = above.name if first else None
+    return Entry(group, digest_of(node), b"" if first else digest_of(above), Namespace(space, owner), node.key)
+
+
+@dataclass(slots=True)
+class _Copy:
+    node: Node
+    group: int
+    stamp: int = 0
+
+
+@dataclass(slots=True)
+class _Loads:
+    """Loads on their way: since when, how many, and how long anybody waits for the first of them."""
+
+    begun: float = 0.0
+    patience: float = 0.0
+    open: int = 0
+    ended: int = 0
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """What a tier counts, blocks; seconds of loads while there were any."""
+
+    saved: int = 0
+    loaded: int = 0
+    failed: int = 0
+    dropped: int = 0
+    declined: int = 0
+    load_seconds: float = 0.0
 
 
 class BoundedTier(Tier):
-    """A tier of so many places, of which at most `most_saving` are written at a time."""
+    """A tier of so many places a group, of which at most `most_saving` are written at a time.
 
-    accepts = True
+    Attributes:
+        seconds_for: how long computing so many tokens takes; None as long as that is not known.
+        counters: what happened.
+    """
 
-    def __init__(self, places: int, most_saving: int, dropped: Callable[[Node, int], None]) -> None:
-        """`dropped` is told which node's block, of which group, has no copy here any more."""
-        self._free = list(range(places, 0, -1))
-        self._count = places
+    def __init__(
+        self,
+        places: Sequence[int],
+        most_saving: int,
+        dropped: Callable[[Node, int], None],
+        *,
+        eager: bool = False,
+        catalog: Catalog | None = None,
+    ) -> None:
+        """`dropped` is told which node's block, of which group, has no copy here any more.
+
+        `eager`: blocks are copied when they are computed, not when they are about to be evicted.
+        """
+        self.seconds_for: Callable[[int], float | None] = lambda tokens: None
+        self.counters = TierCounters()
+        firsts = [1 + sum(places[:g]) for g in range(len(places))]
+        self._places = tuple(range(first, first + count) for first, count in zip(firsts, places, strict=True))
+        self._free = [list(reversed(numbers)) for numbers in self._places]
         self._most_saving = most_saving
         self._dropped = dropped
+        self._eager = eager
+        self._catalog = catalog or NoCatalog()
+        self._fresh: deque[Node] = deque(maxlen=max(64, max(places, default=0)))
         self._saving: set[int] = set()
-        self._stored: OrderedDict[int, tuple[Node, int]] = OrderedDict()
+        self._stored: dict[int, _Copy] = {}
+        self._later: Counter[tuple[Node, int]] = Counter()  # copies of the blocks behind a node's
+        self._order: list[list[tuple[float, int, int]]] = [[] for _ in places]  # by group: worth, stamp, place
+        self._clock = 0.0
+        self._stamp = 0
         self._readers: Counter[int] = Counter()
         self._leaving: set[int] = set()  # not wanted any more, and still being read
+        self._loads = _Loads()
+        self._fit = ForgettingFit(2, _MEMORY)
+        self._tried = float("-inf")
+
+    @property
+    def places(self) -> tuple[range, ...]:
+        """The numbers of each group's places."""
+        return self._places
+
+    @property
+    def copies(self) -> int:
+        """How many there are."""
+        return len(self._stored)
+
+    # -- what goes down -----------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:  # type: ignore[override]
+        return bool(self._fresh)
+
+    def filled(self, node: Node) -> None:
+        if self._eager:
+            self._fresh.append(node)
+
+    def due(self, cache: KVCache) -> Iterator[Node]:
+        while self._fresh and len(self._saving) + len(self._places) <= self._most_saving:
+            yield self._fresh.popleft()
+        for g, pool in enumerate(cache.pools):
+            if pool.num_free < _SAVED_AHEAD and len(self._saving) < self._most_saving:
+                yield from cache.tree.next_victims(g, _SAVED_AHEAD)
 
     def offer(self, node: Node, group: int) -> int | None:
-        if len(self._saving) >= self._most_saving:
+        if len(self._saving) >= self._most_saving or not (self._free[group] or self._drop_one(group)):
             return None
-        if not self._free:
-            place = next((place for place in self._stored if self._may_go(place)), None)
-            if place is None:
-                return None
-            self._dropped(*self._stored.pop(place))
-            self._free.append(place)
-        place = self._free.pop()
+        place = self._free[group].pop()
         self._saving.add(place)
+        self._catalog.describe(place, entry_of(node, group))
         return place
-
-    def _may_go(self, place: int) -> bool:
-        """Whether nobody reads the copy and its block has left the device: else it would be copied again and again."""
-        node, group = self._stored[place]
-        return not self._readers[place] and node.blocks[group] == NULL_BLOCK
 
     def stored(self, place: int, node: Node, group: int) -> None:
         self._saving.remove(place)
-        self._stored[place] = (node, group)
+        self._keep(place, node, group)
+        self.counters.saved += 1
+
+    def restore(self, place: int, node: Node, group: int) -> None:
+        """There is a copy of a node's block from before this process."""
+        self._free[group].remove(place)
+        self._keep(place, node, group)
+
+    def _keep(self, place: int, node: Node, group: int) -> None:
+        self._stored[place] = _Copy(node, group)
+        self._later[_before(node), group] += 1
+        self._push(place)
 
     def free(self, place: int) -> None:
+        if self._stored.get(place) is not None:
+            self._forget(place)
         self._saving.discard(place)
-        self._stored.pop(place, None)
+        self._catalog.forget(place)
         if self._readers[place]:
             self._leaving.add(place)
         else:
-            self._free.append(place)
+            self._give(place)
 
-    def open(self, place: int) -> None:
+    def _give(self, place: int) -> None:
+        group = next(g for g, numbers in enumerate(self._places) if place in numbers)
+        self._free[group].append(place)
+
+    # -- which copies go ----------------------------------------------------------------------------------------------
+
+    def _push(self, place: int) -> None:
+        """A copy is used, or may go from now on; one that leads to others is told of when those are gone."""
+        copy = self._stored[place]
+        if self._later[copy.node, copy.group]:
+            return
+        self._stamp += 1
+        copy.stamp = self._stamp
+        order = self._order[copy.group]
+        heapq.heappush(order, (self._clock + worth_of(copy.node, len(copy.node.key)), self._stamp, place))
+        if len(order) > 4 * len(self._stored) + 64:
+            order[:] = [entry for entry in order if self._newest(entry)]
+            heapq.heapify(order)
+
+    def _newest(self, entry: tuple[float, int, int]) -> bool:
+        copy = self._stored.get(entry[2])
+        return copy is not None and copy.stamp == entry[1]
+
+    def _drop_one(self, group: int) -> bool:
+        """Gives up the copy of a group that is worth least; False if none may go."""
+        order = self._order[group]
+        kept: list[int] = []
+        found = None
+        while order and found is None and len(kept) < _MOST_PASSED:
+            entry = heapq.heappop(order)
+            if not self._newest(entry) or self._later[self._stored[entry[2]].node, group]:
+                continue
+            if self._may_go(entry[2]):
+                found = entry
+            else:
+                kept.append(entry[2])
+        for place in kept:
+            self._push(place)
+        if found is None:
+            return False
+        self._clock = max(self._clock, found[0])
+        node = self._stored[found[2]].node
+        self.counters.dropped += 1
+        self.free(found[2])
+        self._dropped(node, group)
+        return True
+
+    def _may_go(self, place: int) -> bool:
+        """Whether nobody reads a copy, and its block has left the device: else it would be copied again and again."""
+        copy = self._stored[place]
+        return not self._readers[place] and not _on_device(copy.node, copy.group)
+
+    def _forget(self, place: int) -> None:
+        copy = self._stored.pop(place)
+        before, group = _before(copy.node), copy.group
+        self._later[before, group] -= 1
+        if not self._later[before, group]:
+            del self._later[before, group]
+            if (last := before.below.get(group)) in self._stored:
+                self._push(last)
+
+    # -- what comes back ----------------------------------------------------------------------------------------------
+
+    def worth(self, start: int, nodes: Sequence[Node]) -> bool:
+        if self._is_worth(sum(len(node.below) for node in nodes), nodes[-1].depth - start):
+            return True
+        self.counters.declined += 1
+        return False
+
+    def _is_worth(self, blocks: int, tokens: int) -> bool:
+        now = monotonic()
+        loads = self._loads
+        if loads.open and now - loads.begun > loads.patience:
+            return False  # what is on its way does not come
+        computed = self.seconds_for(tokens)
+        if computed is None or now - self._tried > _TRIED_AGAIN:
+            return True
+        latency, each = self._fit.costs()
+        return latency + each * blocks < computed
+
+    def open(self, place: int) -> float:
         self._readers[place] += 1
         if place in self._stored:
-            self._stored.move_to_end(place)
+            self._push(place)
+        copy = self._stored.get(place)
+        computed = self.seconds_for(copy.node.depth) if copy is not None else None
+        patience = _PATIENCE if computed is None else max(_LEAST_PATIENCE, computed)
+        if not self._loads.open:
+            self._loads = _Loads(monotonic(), patience)
+        self._loads.open += 1
+        self._loads.patience = max(self._loads.patience, patience)
+        return patience
 
-    def close(self, place: int) -> None:
+    def close(self, place: int, seconds: float | None) -> None:
+        self.counters.loaded += seconds is not None
+        self.counters.failed += seconds is None
+        loads = self._loads
+        loads.open -= 1
+        loads.ended += 1
+        if not loads.open:
+            self._tried = monotonic()
+            taken = self._tried - loads.begun
+            self.counters.load_seconds += taken
+            self._fit.add((1.0, float(loads.ended)), taken)
         self._readers[place] -= 1
         if not self._readers[place]:
             del self._readers[place]
             if place in self._leaving:
                 self._leaving.remove(place)
-                self._free.append(place)
+                self._give(place)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every place is free, in use, or of a node that knows it."""
-        places = [*self._free, *self._saving, *self._stored, *self._leaving]
-        assert sorted(places) == list(range(1, self._count + 1)), "a place is lost or doubled"
-        assert all(node.below.get(group) == place for place, (node, group) in self._stored.items())
+        places = [*(place for free in self._free for place in free), *self._saving, *self._stored, *self._leaving]
+        assert sorted(places) == [place for numbers in self._places for place in numbers], "a place is lost or doubled"
+        for place, copy in self._stored.items():
+            assert copy.node.below.get(copy.group) == place and place in self._places[copy.group]
+        behind = Counter((_before(copy.node), copy.group) for copy in self._stored.values())
+        assert behind == self._later, "copies behind a prefix are miscounted"
+
+
+def _on_device(node: Node, group: int) -> bool:
+    """Whether a node's block of a group is on the device; of the group behind all groups of blocks, its state."""
+    return node.blocks[group] != NULL_BLOCK if group < len(node.blocks) else node.state is not None
+
+
+def _before(node: Node) -> Node:
+    """The node whose tokens come before, past a portal."""
+    above = node.parent
+    assert above is not None
+    return above.parent if not above.key and above.parent is not None else above
+
+
+def restored(cache: KVCache, tier: BoundedTier, found: Iterable[tuple[int, Entry]]) -> list[int]:
+    """Puts copies that are there from before into the tree; returns the places of those that nothing leads to."""
+    behind: dict[bytes, list[tuple[int, Entry]]] = {}
+    for place, entry in found:
+        behind.setdefault(entry.parent, []).append((place, entry))
+    nodes: dict[bytes, Node] = {}
+    steps = behind.pop(b"", [])
+    while steps:
+        place, entry = steps.pop()
+        if entry.digest not in nodes:
+            nodes[entry.digest] = cache.tree.restore(nodes.get(entry.parent), entry.namespace, entry.key)
+            steps += behind.pop(entry.digest, ())
+        node = nodes[entry.digest]
+        node.below[entry.group] = place
+        tier.restore(place, node, entry.group)
+    return [place for left in behind.values() for place, _ in left]

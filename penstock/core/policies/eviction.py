@@ -16,6 +16,12 @@ _MOST_USES = 16  # more do not count, so that what was popular once goes in the 
 _MOST_EVICTED = 65_536  # evicted prefixes remembered to explain misses
 
 
+def worth_of(node: Node, block_size: int) -> float:
+    """What computing a node's block again costs, times how often that is likely."""
+    uses = min(node.uses, _MOST_USES)
+    return uses * len(node.key) / block_size * (1.0 + node.depth / _ATTENTION_COST_TOKENS)
+
+
 class EvictionOrder:
     """The nodes whose block of one group may be evicted, the first to go first."""
 
@@ -31,11 +37,9 @@ class EvictionOrder:
 
     def push(self, node: Node) -> None:
         """A node may be evicted from now on."""
-        uses = min(node.uses, _MOST_USES)
-        cost = len(node.key) / self._block_size * (1.0 + node.depth / _ATTENTION_COST_TOKENS)
         self._stamp += 1
         node.stamps[self._group] = self._stamp
-        heapq.heappush(self._heap, (self._clock + uses * cost, self._stamp, node))
+        heapq.heappush(self._heap, (self._clock + worth_of(node, self._block_size), self._stamp, node))
         if len(self._heap) > self._most_entries:
             self._heap = [entry for entry in self._heap if self._holds(entry)]
             heapq.heapify(self._heap)

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from penstock.config.adapters import AdapterUse
 from penstock.config.errors import CheckpointError, RequestError, format_value
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.host.adapters import MOST_NAME_CHARS, AdapterNames, NamedAdapter
 from penstock.server.adapter_fields import MOST_SCALES, AdapterScale

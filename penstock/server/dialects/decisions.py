@@ -22,9 +22,9 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import ContextLengthError, ParameterError, param_names
+from penstock.config.generation import GenerationRequest
 from penstock.config.logprobs import WHOLE_VOCABULARY, check_mode
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.server.active_call import ActiveCall, complete, open_call
 from penstock.server.auth import owner_of

@@ -15,9 +15,10 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, ParameterError, RequestError, param_names
+from penstock.config.generation import GenerationRequest
 from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import FinishReason, GenerationRequest
+from penstock.core.request import FinishReason
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.account import account_of
 from penstock.server.auth import owner_of

@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.config.errors import param_names
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.body import read_body, translated
 from penstock.server.context import ModelContext
 from penstock.server.dialects.anthropic.routes import read_messages

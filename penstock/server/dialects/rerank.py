@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import RequestError, format_value, param_names
+from penstock.config.generation import GenerationRequest
 from penstock.config.lengths import Truncation
-from penstock.core.request import GenerationRequest
 from penstock.engine.pooling import Pooled
 from penstock.search.ranking import score_pairs
 from penstock.server.body import Marked, read_body, read_either

@@ -11,8 +11,8 @@ from pydantic import ConfigDict, WithJsonSchema
 from starlette.responses import Response
 
 from penstock.config.errors import RequestError, param_names
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.server.body import Marked, read_body, read_either, translated
 from penstock.server.context import ModelContext, ServerContext

@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import RequestError, param_names
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
-from penstock.core.request import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.server.active_call import ActiveCall, complete, open_call
 from penstock.server.body import read_body, translated

@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.config.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.config.errors import ParameterError, RequestError, format_value
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.conversation import declared, string_of, thinking_variables
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.errors import bad_value

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from penstock.config.errors import param_names
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.server.active_call import ActiveCall, EventStream, event, open_call
 from penstock.server.auth import owner_of

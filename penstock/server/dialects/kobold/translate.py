@@ -11,8 +11,8 @@ from typing import Any
 from penstock.config import limits
 from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import ContextLengthError, ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.dialects.kobold.schema import KoboldBody
 from penstock.server.errors import Unavailable, refuse_unavailable
 from penstock.server.prompts import cache_salt

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.config.errors import param_names
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.server.active_call import EventStream, complete, event, open_call, ping_s
 from penstock.server.body import read_body, translated

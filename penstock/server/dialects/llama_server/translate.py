@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.config import limits
 from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import ContextLengthError, ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.samplers import sampler_names
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.biases import biases
 from penstock.server.dialects.llama_server.schema import InfillBody, LlamaSampling
 from penstock.server.errors import HttpError

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, param_names
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.pooling import pool_all
 from penstock.server import shapes
 from penstock.server.active_call import ActiveCall, complete, open_call

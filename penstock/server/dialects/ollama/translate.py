@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.errors import ParameterError, RequestError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.conversation import checked_messages, checked_tools, thinking_variables
 from penstock.server.dialects.ollama.schema import AnswerBody, GenerateBody, OllamaChatBody, Options
 from penstock.server.errors import bad_value

@@ -10,9 +10,9 @@ from typing import Any
 from penstock.config import limits
 from penstock.config.constraint import ToolChoice
 from penstock.config.errors import ParameterError, RequestError
+from penstock.config.generation import GenerationRequest
 from penstock.config.logprobs import larger
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.search.beam import BeamParams
 from penstock.server.conversation import (
     checked_messages,

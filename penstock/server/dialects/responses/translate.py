@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.config.constraint import ToolChoice
 from penstock.config.errors import ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.conversation import checked_messages, chosen_tools, declared, function_fields, template_kwargs
 from penstock.server.custom_tools import as_function, check_names, custom_names
 from penstock.server.dialects.responses.items import Item, messages_of

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from penstock import __version__
 from penstock.config.errors import param_names
+from penstock.config.generation import GenerationRequest
 from penstock.config.pooling import PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.engine.pooling import pool_all
 from penstock.server.active_call import EventStream, complete, event, open_call
 from penstock.server.auth import owner_of

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from penstock.config import limits
 from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import ParameterError, RequestError
+from penstock.config.generation import GenerationRequest
 from penstock.config.logits_processors import ProcessorCall, as_calls
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.dialects.sglang.schema import SglangBody, SglangParams, SglangPoolingBody
 from penstock.server.errors import bad_value
 from penstock.server.prompts import prompts_of

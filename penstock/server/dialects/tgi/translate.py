@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import ParameterError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.dialects.tgi.schema import TgiBody, TgiParameters
 from penstock.server.errors import bad_value
 from penstock.server.structured import schema_grammar

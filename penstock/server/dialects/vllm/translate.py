@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError, format_value
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.dialects.vllm.schema import TokensBody
 from penstock.server.prompts import text_request
 from penstock.server.shapes import check_stream_options

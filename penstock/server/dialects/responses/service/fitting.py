@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.config.errors import ContextLengthError
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend

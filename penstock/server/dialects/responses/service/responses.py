@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 
 from penstock.config.errors import PenstockError, RequestError
+from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
-from penstock.core.request import GenerationRequest
 from penstock.server.account import RequestAccount
 from penstock.server.active_call import ActiveCall, typed_event
 from penstock.server.auth import owner_of

@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from penstock.config import limits
-from penstock.core.request import GenerationRequest
+from penstock.config.generation import GenerationRequest
 from penstock.server.active_call import ActiveCall
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.translate import ResponsesCall

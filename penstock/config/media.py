@@ -1,4 +1,4 @@
-"""What a request has besides text, as the scheduler sees it: places, lengths and digests."""
+"""What a request has besides text: places, lengths and digests."""
 
 from __future__ import annotations
 

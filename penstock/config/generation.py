@@ -1,0 +1,63 @@
+"""What is asked of an engine in text: what every dialect translates to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.config.constraint import ANY_TOOL, Grammar, ToolChoice
+from penstock.config.lengths import Repetition, Truncation
+from penstock.config.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """The one internal request every dialect translates to. Exactly one of prompt, prompt_ids, messages is given.
+
+    Attributes:
+        request_id: unique among its owner's live requests.
+        sampling: how to choose tokens.
+        prompt: raw text.
+        prompt_ids: token ids, taken as they are.
+        messages: a chat, rendered with the model's own template; OpenAI's message objects as plain dicts.
+        tools: function declarations for the template, as plain dicts.
+        add_generation_prompt, continue_final_message: as in Hugging Face's apply_chat_template.
+        template_kwargs: further variables for the template.
+        add_special_tokens: whether the tokenizer adds its own (beginning of text …); None for those of a `prompt`
+            alone, as chat templates write them.
+        priority: lower is sooner, under the priority policy.
+        cache_salt: requests share cached prefixes only with requests of the same salt.
+        owner: who sent it: the digest of an API key, "" where there are none.
+        grammar: what the answer must follow (what comes after the reasoning, of a model that reasons).
+        tool_choice: whether the answer may or must call the tools.
+        parse: whether deltas tell reasoning and tool calls apart from the text; else all is text, as generated.
+        thinking_budget: most tokens of reasoning, None for no limit.
+        truncation: how a prompt is cut that is too long; None to refuse it.
+        repetition: when an answer that repeats itself ends; None for never.
+    """
+
+    request_id: str
+    sampling: SamplingParams
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    owner: str = ""
+    grammar: Grammar | None = None
+    tool_choice: ToolChoice = ANY_TOOL
+    parse: bool = False
+    thinking_budget: int | None = None
+    truncation: Truncation | None = None
+    repetition: Repetition | None = None
+
+    @property
+    def live_id(self) -> str:
+        """What the engine knows it by: no owner can use up, or find out, the ids of another."""
+        return f"{self.owner}:{self.request_id}" if self.owner else self.request_id
