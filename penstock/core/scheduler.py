@@ -218,7 +218,7 @@ class Scheduler:
         if not builder.preempted:
             self._admission.admit(builder)
         moves = self.cache.transfers.owed if idle else self.cache.transfers.loading
-        if builder.scheduled or (moves and (self.cache.ops or not self._outstanding)):
+        if builder.scheduled or builder.encoder_work or (moves and (self.cache.ops or not self._outstanding)):
             return self._seal(builder)  # without tokens it brings transfers on their way, and tells of those that ended
         if paired and not (self._outstanding or builder.preempted) and len(self.running) == len(remaining):
             self._preempt(self.running[-1], builder)  # what it holds is what an older one's partner lacks

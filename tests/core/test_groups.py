@@ -52,6 +52,18 @@ def test_an_encoders_entries_are_computed_once_and_shared(depth: int, monkeypatc
     assert all(work.group == 1 and work.length == 6 and len(work.blocks) == 2 for work in encoded(plans))
 
 
+@pytest.mark.parametrize("prompt", [[1], [1, 2, 0]])
+def test_an_encoders_entries_are_computed_for_who_waits_for_its_partner(prompt: list[int]) -> None:
+    """A step may have encoder work and no tokens: those of a guided sequence wait until both of its pair are there."""
+    engine = null_engine(more_groups=(CROSS,), blocks=(64, 9), vocab_size=3, rows=2)
+    more = {"guidance_scale": 1.5, "negative_prompt_ids": (1,)}
+    asked = [replace(heard("a", "x", n=3, **more), prompt_ids=tuple(prompt)), heard("b", "y")]
+    collector = run(engine, *asked)
+    for one in asked:
+        for index in range(one.sampling.n):
+            assert collector.tokens[one.request_id, index] == expected_tokens(one, index, 3)
+
+
 def test_prompts_are_not_shared_by_those_who_attend_to_something_else() -> None:
     engine = null_engine(more_groups=(CROSS,), blocks=(64, 9), vocab_size=3)
     run(engine, heard("a", "x"))
