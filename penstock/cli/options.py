@@ -126,6 +126,14 @@ MODEL_FLAGS = (
          "KV cache size, for example 2GiB. Default: from what is free; on a GPU what weights and a step leave.",
          "--kv-cache-memory", "--kv-cache-memory-bytes", metavar="SIZE"),
     flag("kv_blocks", int | None, None, _MEMORY, "Exact number of KV blocks; comes before --kv-cache-memory."),
+    flag("kv_ram", str | None, None, _MEMORY,
+         "Memory for copies of what the KV cache gives up, for example 4GiB. Default: none.",
+         "--kv-ram", metavar="SIZE"),
+    flag("kv_disk", str | None, None, _MEMORY,
+         "Disk for copies of all that is computed, for example 20GiB: it is there after a restart. Default: none.",
+         "--kv-disk", metavar="SIZE"),
+    flag("kv_disk_path", str | None, None, _MEMORY,
+         "The folder of --kv-disk. Default: one in your cache folder.", "--kv-disk-path", metavar="FOLDER"),
     flag("enable_prefix_caching", bool, True, _MEMORY, "Reuse computed prefixes across requests.",
          "--enable-prefix-caching/--no-enable-prefix-caching"),
     flag("policy", str, "fcfs", _SCHEDULING, "Who is served first.", "--scheduling-policy", **one_of(POLICIES)),
@@ -296,7 +304,7 @@ def make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
     for name in ("isa", "threads"):
         if chosen[name] is None:
             chosen[name] = getattr(environment, name)
-    for name in ("memory", "kv_cache_memory", "pack_cache_size", "max_lora_bytes"):
+    for name in ("memory", "kv_cache_memory", "pack_cache_size", "max_lora_bytes", "kv_ram", "kv_disk"):
         if chosen[name] is not None:
             chosen[name] = parse_bytes(chosen[name])
     if chosen["pack_cache"] == EngineOptions().pack_cache:

@@ -49,6 +49,9 @@ class EngineOptions:
             cache takes what the others leave; None for what is free.
         kv_cache_memory: bytes for the KV cache; None derives it from free memory, on a GPU from what a step leaves.
         kv_blocks: exact number of KV blocks (tests, benchmarks); overrides kv_cache_memory.
+        kv_ram: bytes of this machine's memory for copies of blocks that leave the device; None for none.
+        kv_disk: bytes of a disk for copies of all that is computed, which are there after a restart; None for none.
+        kv_disk_path: the folder of those; None for the user's cache folder.
         enable_prefix_caching: keep and reuse computed prefixes across requests.
         share_prefix_cache: across owners (API keys) too, who can then learn from `cached_tokens` and from the time to a
             first token whether somebody else has sent a prompt.
@@ -101,6 +104,9 @@ class EngineOptions:
     memory: int | None = None
     kv_cache_memory: int | None = None
     kv_blocks: int | None = None
+    kv_ram: int | None = None
+    kv_disk: int | None = None
+    kv_disk_path: str | None = None
     enable_prefix_caching: bool = True
     share_prefix_cache: bool = False
     shared_prompts: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ from penstock.startup.restart import restarted
 from penstock.startup.scheduling import scheduler_options
 from penstock.startup.shortage import shortage_as_plan_error
 from penstock.startup.started import Started
+from penstock.startup.tiers import settle_tier
 from penstock.structured.grammar_compiler import Vocabulary
 from penstock.structured.manager import GrammarGate, StructuredOutputManager
 from penstock.weights.pack_cache import PackCacheError
@@ -82,6 +83,7 @@ def _built(
     limits = scheduler_options(options, started.plan, whole_prompts=started.whole_prompts)
     gates = (GrammarGate(structured), *default_gates(), AdapterGate(options.max_loras, started.adapters))
     scheduler = Scheduler(limits, started.groups, gates=gates)
+    settle_tier(started, scheduler.cache)
     vocabulary = started.told.vocab_size
     engine = Engine(scheduler, started.runner, structured, claim.release, drafting, vocabulary, started.adapters)
     if options.shared_prompts:

@@ -40,7 +40,7 @@ class DecodeSteps:
     def run(self, plan: StepPlan, masks: Any) -> StepResult | None:
         """The step's result; None, and nothing is changed, for one of another kind."""
         started = perf_counter()
-        if self._particular or plan.new_sequences or plan.released_slots or plan.cache_ops:
+        if self._particular or plan.new_sequences or plan.released_slots or plan.cache_ops or not plan.scheduled:
             return None
         slots: list[int] = []
         positions: list[int] = []  # of the tokens that are drawn

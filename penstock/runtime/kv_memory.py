@@ -77,18 +77,29 @@ class KVMemory:
         self._members = [[self.caches[layer].kv for layer in group.layers] for group in groups]
         self._states: list[Any] = [array for cache in self.caches for array in cache.state]
 
-    def apply(self, op: CacheOp) -> None:
-        """Runs one cache operation.
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep recurrent states."""
+        return bool(self._states)
 
-        Raises:
-            ValueError: its kind needs a memory tier this engine does not have.
-        """
+    @property
+    def num_groups(self) -> int:
+        """Cache groups, recurrent states counted as one behind all groups of blocks."""
+        return len(self._members) + self.has_states
+
+    def pieces(self, group: int, index: int) -> list[Any]:
+        """What the layers of a group keep in a block, or a recurrent state in a slot: contiguous views."""
+        if group == len(self._members):
+            return [array[index] for array in self._states]
+        kept = [(kv.key,) if kv.latent else (kv.key, kv.value) for kv in self._members[group]]
+        return [array[index] for arrays in kept for array in arrays]
+
+    def apply(self, op: CacheOp) -> None:
+        """Copies a block, or a recurrent state; loads and saves are a mover's."""
         if op.group == len(self._members) and op.kind in (CacheOpKind.COPY, CacheOpKind.CHECKPOINT):
             for array in self._states:
                 array[op.target] = array[op.source]
             return
-        if op.kind is not CacheOpKind.COPY:
-            raise ValueError(f"cache operation {op.kind.value} has no tier to go to; served here: copy")
         for kv in self._members[op.group]:
             kv.copy_block(op.source, op.target)
 

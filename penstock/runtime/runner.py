@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from penstock.config.errors import PenstockError
 from penstock.config.limits import PROMPT_LOGIT_ROWS
-from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
+from penstock.core.protocol import (
+    CacheOpKind,
+    NewSequence,
+    ScheduledTokens,
+    SlotResult,
+    StepPlan,
+    StepResult,
+    StepTimings,
+)
 from penstock.runtime.adapters import AdapterRoom
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.decode_steps import DecodeSteps
@@ -21,6 +29,7 @@ from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.drafters.hidden_states import Tapped, read
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.late_pooling import LatePooler
+from penstock.runtime.mover import Mover
 from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
 
 if TYPE_CHECKING:
@@ -32,6 +41,9 @@ if TYPE_CHECKING:
     from penstock.runtime.media import Encoded, MediaStore
     from penstock.runtime.pooling import Pooled, Pooler
     from penstock.runtime.replay import ReplayExecutor
+
+_MOVES = (CacheOpKind.LOAD, CacheOpKind.SAVE)
+_MOVES_S = 0.005  # for a transfer, with nothing else to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,10 @@ class ModelRunner:
 
     Where sampled tokens stay on the device, `submit` launches: all that a step does is queued behind the step before,
     whose tokens it may refer to. Elsewhere launching is computing, and is left to `sample`.
+
+    Attributes:
+        memory: what layers keep.
+        mover: carries blocks to and from a lower tier.
     """
 
     def __init__(
@@ -132,10 +148,11 @@ class ModelRunner:
         others: Collaborators = ALONE,
     ) -> None:
         self.media = others.media
+        self.mover = Mover()
         self._executor = executor
         self._warm_up = others.warm_up
         self._graphs = others.graphs
-        self._memory = memory
+        self.memory = memory
         self._sampler = sampler
         self._builder = builder
         self._pooler = others.pooler or LatePooler()
@@ -159,13 +176,19 @@ class ModelRunner:
 
     def sample(self, step: int) -> StepResult:
         if (decoded := self._decode()) is not None:
-            return _of_step(decoded, step)
+            return self._with_moves(_of_step(decoded, step))
         with self._place.guard():
             launched = self._in_flight.popleft() if self._in_flight else self._launch_oldest()
             result = self._collect(_of_step(launched, step))
             if self._graphs is not None:
                 self._graphs.capture_missed()
-        return result
+        return self._with_moves(result, 0.0 if launched.plan.scheduled else _MOVES_S)
+
+    def _with_moves(self, result: StepResult, wait: float = 0.0) -> StepResult:
+        ended = self.mover.ended(wait)
+        if not ended.finished:
+            return result
+        return result._replace(finished_transfers=ended.finished, failed_transfers=ended.failed)
 
     def prepare(self) -> bool:
         with self._place.guard():
@@ -202,9 +225,12 @@ class ModelRunner:
         started = perf_counter()
         refused = self._apply_rows(plan)
         for op in plan.cache_ops:
-            self._memory.apply(op)
+            (self.mover.start if op.kind in _MOVES else self.memory.apply)(op)
         self._count_forced(plan)
         encoded = self._encode(plan)
+        failed = {**(encoded.failed if encoded else {}), **refused}
+        if not plan.scheduled:
+            return _InFlightStep(plan, [], None, (), [], [], None, failed, None, 0.0, 0.0)
         wanted = self._wanted(plan)
         logits, built = self._replay(plan, wanted), started
         source: Any = self._graphs
@@ -228,13 +254,16 @@ class ModelRunner:
             pooled,
             scored,
             end,
-            {**(encoded.failed if encoded else {}), **refused},
+            failed,
             tapped,
             built - started,
             computed - built,
         )
 
     def _collect(self, step: _InFlightStep) -> StepResult:
+        if not step.plan.scheduled:
+            self._drafting.follow(step.plan)
+            return StepResult(step.step, tuple(SlotResult(slot, error=error) for slot, error in step.failed.items()))
         started = perf_counter()
         rows: dict[int, SlotResult] = {}
         if step.end is not None:  # without waiting, all chunks of a long prompt would be queued at once
@@ -287,11 +316,13 @@ class ModelRunner:
     def abort(self) -> None:
         self._queue.clear()
         self._in_flight.clear()
+        self.mover.abort()
 
     def close(self) -> None:
         self.abort()
+        self.mover.close()
         self._new.clear()
-        self._memory.close()
+        self.memory.close()
 
     def _apply_rows(self, plan: StepPlan) -> dict[int, str]:
         """Takes sequences out of their slots and others in; slots whose media are wrong, and why."""

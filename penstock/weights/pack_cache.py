@@ -69,7 +69,7 @@ def fingerprint(model: Path, packing: str) -> str:
     """What packed weights depend on: the files of a checkpoint (name, size, time of change), how they are packed and
     for which arithmetic.
     """
-    files = sorted(model.iterdir()) if model.is_dir() else _parts(model)
+    files = sorted(model.iterdir()) if model.is_dir() else parts_of(model)
     facts: list[object] = [ARITHMETIC_VERSION, packing, str(model.resolve())]
     for file in files:
         if file.suffix in (".safetensors", ".gguf", ".json"):
@@ -78,7 +78,7 @@ def fingerprint(model: Path, packing: str) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _parts(file: Path) -> list[Path]:
+def parts_of(file: Path) -> list[Path]:
     """The files of a model in one file, or split over several, and what lies beside it (`gguf_companions`)."""
     overlay = file.with_suffix(".overlay.json")
     pattern = re.sub(r"-\d{5}-of-(\d{5})\.", r"-[0-9][0-9][0-9][0-9][0-9]-of-\1.", glob.escape(file.name))

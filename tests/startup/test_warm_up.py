@@ -59,10 +59,10 @@ def test_steps_run_ahead_and_between_requests(tmp_path: Path, monkeypatch: pytes
     prompt = tuple(tiny.prompt(9, 1))
     engine.add(ask("cold", prompt, 3))
     first = finish(engine)["cold"].tokens
-    before = [(cache.kv.key[1:].clone(), cache.kv.value[1:].clone()) for cache in runner._memory.caches]
+    before = [(cache.kv.key[1:].clone(), cache.kv.value[1:].clone()) for cache in runner.memory.caches]
     while left:
         assert runner.prepare() is True or not left
-    after = [(cache.kv.key[1:], cache.kv.value[1:]) for cache in runner._memory.caches]
+    after = [(cache.kv.key[1:], cache.kv.value[1:]) for cache in runner.memory.caches]
     for ours, theirs in zip(before, after, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     engine.add(ask("warm", prompt, 3))

@@ -5,7 +5,7 @@ The prefix tree is the index: a node whose only copy lies below stays in it, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.core.kv.node import Node
@@ -19,9 +19,13 @@ class Tier:
 
     Attributes:
         waiting: whether copies are due while nothing is evicted.
+        seconds_for: how long computing so many tokens takes; None as long as that is not known.
     """
 
     waiting = False
+
+    def __init__(self) -> None:
+        self.seconds_for: Callable[[int], float | None] = lambda tokens: None
 
     def filled(self, node: Node) -> None:
         """A node's tokens were computed, all of a block."""

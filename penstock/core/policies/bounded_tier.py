@@ -132,7 +132,6 @@ class BoundedTier(Tier):
     """A tier of so many places a group, of which at most `most_saving` are written at a time.
 
     Attributes:
-        seconds_for: how long computing so many tokens takes; None as long as that is not known.
         counters: what happened.
     """
 
@@ -149,7 +148,7 @@ class BoundedTier(Tier):
 
         `eager`: blocks are copied when they are computed, not when they are about to be evicted.
         """
-        self.seconds_for: Callable[[int], float | None] = lambda tokens: None
+        super().__init__()
         self.counters = TierCounters()
         firsts = [1 + sum(places[:g]) for g in range(len(places))]
         self._places = tuple(range(first, first + count) for first, count in zip(firsts, places, strict=True))

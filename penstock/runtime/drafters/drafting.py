@@ -103,6 +103,11 @@ class Drafting:
         if self._tapped is not None and tapped is not None and self._slots:
             self._guarded(None, self._tapped.see, plan, tapped)
 
+    def follow(self, plan: StepPlan) -> None:
+        """A step without tokens, which may move blocks."""
+        if self.most:
+            self._guarded(None, self._drafter.step, plan)
+
     def propose(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> StepResult:
         """A step's result with what may follow what it has drawn."""
         if not self.most and not self._failures:

@@ -1,0 +1,119 @@
+"""What lies below the device: the tier of an engine that has started, by its options. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Final
+
+from penstock import __version__
+from penstock.config.arithmetic import ARITHMETIC_VERSION
+from penstock.config.environment import cache_folder
+from penstock.config.errors import ConfigError
+from penstock.core.kv.cache import KVCache
+from penstock.core.policies.bounded_tier import BoundedTier, restored
+from penstock.runtime.runner import ModelRunner
+from penstock.startup.memory_plan import format_bytes
+from penstock.startup.started import Started
+from penstock.transfer.carrier import Carrier
+from penstock.transfer.disk import DiskStore, place_bytes, remove_others
+from penstock.transfer.pieces import Pieces
+from penstock.transfer.store import RamBefore, RamStore, Store
+from penstock.weights.content import content_digest
+
+log = logging.getLogger(__name__)
+_LAYOUT: Final = 1  # of what is kept
+_MOST_SAVING: Final = 32  # blocks that are written at a time
+# What the numbers in a block depend on, besides the weights and the arithmetic.
+_DECIDE: Final = (
+    *("dtype", "kv_cache_dtype", "quantize", "isa", "arithmetic", "batch_invariant", "block_size", "hf_overrides"),
+    *("device", "control_vector", "control_vector_layers", "load_format"),
+)
+
+
+def settle_tier(started: Started, cache: KVCache) -> None:
+    """Puts the tier of an engine's options below its cache, and what is there from before into its prefix tree.
+
+    Raises:
+        ConfigError: the tier cannot be had.
+    """
+    options, runner = started.options, started.runner
+    if not (options.kv_ram or options.kv_disk):
+        return
+    if not options.enable_prefix_caching or started.whole_prompts or not isinstance(runner, ModelRunner):
+        raise ConfigError(
+            "--kv-ram and --kv-disk keep prefixes that are found again; this engine keeps none "
+            "(--no-enable-prefix-caching, or an encoder). Start it without them."
+        )
+    pieces = Pieces(runner.memory, options.torch_device)
+    most = options.kv_disk or options.kv_ram or 0
+    places = places_for(most, [place_bytes(size) if options.kv_disk else size for size in pieces.sizes])
+    if not places:
+        raise ConfigError(
+            f"{'--kv-disk' if options.kv_disk else '--kv-ram'} is {format_bytes(most)}, but a block of "
+            f"{options.block_size} tokens takes {format_bytes(sum(pieces.sizes))}; give it room for one at least."
+        )
+    ranges = [range(1 + g * places, 1 + (g + 1) * places) for g in range(len(pieces.sizes))]
+    store: Store = RamStore()
+    if options.kv_disk:
+        store = DiskStore(disk_folder(started, pieces), pieces.sizes, ranges)
+        if options.kv_ram:
+            store = RamBefore(store, options.kv_ram)
+    tier = BoundedTier(
+        (places,) * len(ranges),
+        min(_MOST_SAVING, max(len(ranges), places)),
+        cache.tree.forget_below,
+        eager=options.kv_disk is not None,
+        catalog=store,
+    )
+    cache.transfers.tier = tier
+    for place in restored(cache, tier, store.found()):
+        store.forget(place)
+    runner.mover = Carrier(pieces, store)
+    what = "disk" if options.kv_disk else "memory"
+    log.info(
+        "%-12s %12s  %d blocks on %s, %d of them from before", "KV below", format_bytes(most), places, what, tier.copies
+    )
+
+
+def places_for(most: int, sizes: list[int]) -> int:
+    """Places of each group: a block of tokens is kept in all groups."""
+    return most // sum(sizes)
+
+
+def disk_folder(started: Started, pieces: Pieces) -> Path:
+    """Where the blocks of this model are kept; those of its other versions go, if nobody has them.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    options = started.options
+    try:
+        base = Path(options.kv_disk_path).expanduser() if options.kv_disk_path else cache_folder() / "kv"
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", options.served_model_name or "model")[:80]
+        folder = base / f"{name}-{identity(started, pieces, base / 'digests.json')[:16]}"
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"--kv-disk has no folder to keep blocks in ({error}); name one with --kv-disk-path."
+        ) from None
+    for other in remove_others(folder, name):
+        log.info("%s is removed: it was of another version of this model", other)
+    return folder
+
+
+def identity(started: Started, pieces: Pieces, notes: Path) -> str:
+    """All that the numbers in a block depend on. Raises OSError if the model's files cannot be read."""
+    options = started.options
+    weights = content_digest(Path(started.model_path), notes, weights=options.load_format != "dummy")
+    files = [content_digest(Path(one.rpartition(":")[0] or one), notes) for one in options.control_vector]
+    facts = [
+        *(_LAYOUT, ARITHMETIC_VERSION, weights, files, started.told.numbers, started.plan.max_model_len, pieces.sizes),
+        [str(getattr(options, name)) for name in _DECIDE],
+        options.seed if options.load_format == "dummy" else None,
+        None if options.torch_device == "cpu" else [__version__, [one.value for one in started.told.kernels]],
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -1,0 +1,133 @@
+"""Threads that carry blocks between the device's memory and a store, loads before saves."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from queue import PriorityQueue
+from threading import Condition, Thread
+
+from penstock.core.policies.bounded_tier import Entry
+from penstock.core.protocol import CacheOp, CacheOpKind
+from penstock.runtime.mover import NOTHING, Ended, Mover
+from penstock.transfer.pieces import Bytes, Pieces
+from penstock.transfer.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+_QUIET_S = 60.0  # between two words on what fails
+_CLOSING_S = 10.0  # a transfer that has begun may take so long at the end
+
+
+@dataclass(order=True, slots=True)
+class _Job:
+    rank: tuple[int, int]
+    op: CacheOp | None = field(compare=False, default=None)
+    entry: Entry | None = field(compare=False, default=None)
+    parts: Sequence[Bytes] = field(compare=False, default=())
+    life: int = field(compare=False, default=0)
+
+
+class Carrier(Mover):
+    """Carries blocks in threads.
+
+    What a save reads may be overwritten meanwhile if it was given up: nobody counts on it then. What a load brings is
+    read and checked aside, and put into the device's memory only while somebody may still want it.
+    """
+
+    def __init__(self, pieces: Pieces, store: Store, threads: int = 2) -> None:
+        self._pieces = pieces
+        self._store = store
+        self._jobs: PriorityQueue[_Job] = PriorityQueue()
+        self._numbers = count()
+        self._changed = Condition()
+        self._life = 0  # how often all was ended
+        self._finished: list[int] = []
+        self._failed: list[int] = []
+        self._under_way = 0
+        self._told = float("-inf")
+        self._threads = [Thread(target=self._work, name=f"kv-{n}", daemon=True) for n in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, op: CacheOp) -> None:
+        parts: Sequence[Bytes] = ()
+        if op.kind is CacheOpKind.SAVE:
+            parts = self._pieces.read(op.group, op.source)
+            if op.group == self._pieces.states:
+                parts = (b"".join(parts),)  # a state's slot may be another's before the copy is made
+        with self._changed:
+            self._under_way += 1
+        rank = (int(op.kind is CacheOpKind.SAVE), next(self._numbers))
+        self._jobs.put(_Job(rank, op, self._store.entry(op.place), parts, self._life))
+
+    def ended(self, wait: float = 0.0) -> Ended:
+        if not (self._under_way or self._finished):
+            return NOTHING
+        with self._changed:
+            if wait and self._under_way and not self._finished:
+                self._changed.wait(wait)
+            if not self._finished:
+                return NOTHING
+            ended = Ended(tuple(self._finished), tuple(self._failed))
+            self._finished.clear()
+            self._failed.clear()
+        return ended
+
+    def abort(self) -> None:
+        with self._changed:
+            self._life += 1
+            self._under_way = 0
+            self._finished.clear()
+            self._failed.clear()
+
+    def close(self) -> None:
+        self.abort()
+        for _ in self._threads:
+            self._jobs.put(_Job((-1, next(self._numbers))))
+        until = time.monotonic() + _CLOSING_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._store.close()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()).op is not None and job.entry is not None:
+            if job.life != self._life:
+                continue
+            failed = not self._carried(job, job.op, job.entry)
+            with self._changed:
+                if job.life != self._life:
+                    continue
+                self._under_way -= 1
+                self._finished.append(job.op.transfer)
+                if failed:
+                    self._failed.append(job.op.transfer)
+                self._changed.notify_all()
+
+    def _carried(self, job: _Job, op: CacheOp, entry: Entry) -> bool:
+        try:
+            if op.kind is CacheOpKind.SAVE:
+                self._store.write(op.place, entry, job.parts)
+                return True
+            data = self._store.read(op.place, entry)
+            if len(data) != self._pieces.sizes[op.group]:
+                raise StoreError(f"it has {len(data)} bytes instead of {self._pieces.sizes[op.group]}")
+        except (StoreError, OSError) as error:
+            self._tell(op, error)
+            return False
+        except Exception:
+            log.exception("a block could not be moved")
+            return False
+        with self._changed:  # which keeps `abort` waiting, after which the block may be another's
+            if job.life == self._life:
+                self._pieces.write(op.group, op.target, data)
+        return True
+
+    def _tell(self, op: CacheOp, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._told > _QUIET_S:
+            self._told = now
+            what = "kept below" if op.kind is CacheOpKind.SAVE else "loaded from below: it is computed again"
+            log.warning("a block of the KV cache cannot be %s: %s (told once a minute)", what, error)

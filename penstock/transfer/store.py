@@ -1,0 +1,132 @@
+"""Where copies of blocks lie: a place for each, and what it is a copy of."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import Protocol
+
+from penstock.core.policies.bounded_tier import Entry
+from penstock.transfer.pieces import Bytes
+
+
+class StoreError(Exception):
+    """A copy cannot be had; the message is a clause that says why."""
+
+
+class Store(Protocol):
+    """Copies by place. Called by several threads, but for no place by two at once."""
+
+    def describe(self, place: int, entry: Entry) -> None:
+        """What will be written at a place."""
+
+    def forget(self, place: int) -> None:
+        """The copy at a place is not wanted any more."""
+
+    def entry(self, place: int) -> Entry:
+        """What was described last. Raises KeyError where that is nothing."""
+
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes]) -> None:
+        """Keeps a block. Raises StoreError or OSError where it cannot."""
+
+    def read(self, place: int, entry: Entry) -> Bytes:
+        """What was written, checked. Raises StoreError or OSError where it is not there, or not that."""
+
+    def found(self) -> Iterator[tuple[int, Entry]]:
+        """What is there from before."""
+
+    def close(self) -> None:
+        """Nothing is read or written any more."""
+
+
+class Described:
+    """What places hold, as the tier told it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+
+    def describe(self, place: int, entry: Entry) -> None:
+        self._entries[place] = entry
+
+    def forget(self, place: int) -> None:
+        self._entries.pop(place, None)
+
+    def entry(self, place: int) -> Entry:
+        return self._entries[place]
+
+
+class RamStore(Described):
+    """Copies in the host's memory, which end with the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[int, tuple[bytes, bytes]] = {}
+
+    def forget(self, place: int) -> None:
+        super().forget(place)
+        self._kept.pop(place, None)
+
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes]) -> None:
+        self._kept[place] = entry.digest, b"".join(parts)
+
+    def read(self, place: int, entry: Entry) -> Bytes:
+        digest, data = self._kept.get(place, (b"", b""))
+        if digest != entry.digest:
+            raise StoreError("there is another block at its place")
+        return data
+
+    def found(self) -> Iterator[tuple[int, Entry]]:
+        return iter(())
+
+    def close(self) -> None:
+        self._kept.clear()
+
+
+class RamBefore:
+    """A store in front of which the blocks that were used last stay in memory, so many bytes of them."""
+
+    def __init__(self, store: Store, most: int) -> None:
+        self._store = store
+        self._most = most
+        self._lock = Lock()
+        self._kept: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
+        self._size = 0
+        self.describe, self.entry, self.found = store.describe, store.entry, store.found
+
+    def forget(self, place: int) -> None:
+        self._drop(place)
+        self._store.forget(place)
+
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes]) -> None:
+        data = b"".join(parts)
+        self._store.write(place, entry, (data,))
+        self._keep(place, entry, data)
+
+    def read(self, place: int, entry: Entry) -> Bytes:
+        with self._lock:
+            digest, data = self._kept.get(place, (b"", b""))
+            if digest == entry.digest:
+                self._kept.move_to_end(place)
+                return data
+        data = bytes(self._store.read(place, entry))
+        self._keep(place, entry, data)
+        return data
+
+    def close(self) -> None:
+        self._kept.clear()
+        self._store.close()
+
+    def _keep(self, place: int, entry: Entry, data: bytes) -> None:
+        self._drop(place)
+        with self._lock:
+            self._kept[place] = entry.digest, data
+            self._size += len(data)
+            while self._size > self._most:
+                _, (_, oldest) = self._kept.popitem(last=False)
+                self._size -= len(oldest)
+
+    def _drop(self, place: int) -> None:
+        with self._lock:
+            _, data = self._kept.pop(place, (b"", b""))
+            self._size -= len(data)
