@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 
 from penstock.core.kv.node import Node
 
@@ -54,6 +55,10 @@ class Checkpoints:
         """The slot is used."""
         if slot in self._holders:
             self._holders.move_to_end(slot)
+
+    def next_victims(self, most: int) -> list[Node]:
+        """Nodes whose checkpoints go next, where fewer slots than that are free."""
+        return list(islice(self._holders.values(), most)) if len(self._free) < most else []
 
     def pin(self, node: Node) -> None:
         """Keeps a node's checkpoint, if it has one, for good."""

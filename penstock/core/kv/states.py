@@ -67,6 +67,10 @@ class States:
     def pin(self, node: Node) -> None:
         """The node's state stays for good."""
 
+    def next_victims(self, most: int) -> list[Node]:
+        """Nodes that lose their states next."""
+        return []
+
     def forget(self) -> None:
         """A step failed: what it copied is unknown."""
 
@@ -143,6 +147,9 @@ class StateGroup(States):
 
     def pin(self, node: Node) -> None:
         self.checkpoints.pin(node)
+
+    def next_victims(self, most: int) -> list[Node]:
+        return self.checkpoints.next_victims(most)
 
     def forget(self) -> None:
         self.checkpoints.clear()

@@ -22,7 +22,8 @@ from penstock.core.protocol import NULL_BLOCK
 if TYPE_CHECKING:
     from penstock.core.kv.cache import KVCache
 
-_SAVED_AHEAD = 16  # blocks of a group, the next to be evicted, that are kept copied once so few are free
+_AHEAD = 16  # blocks of a group, the next to be evicted, that are kept copied once so few are free
+_STATES_AHEAD = 4  # and checkpoints of recurrent states, once so few slots are free
 _MOST_PASSED = 64  # copies that are looked at to find one that may go
 _MEMORY = 32  # loads after which a measure counts 1/e
 _PATIENCE = 5.0  # seconds a sequence waits for a load where nobody knows how long computing takes
@@ -142,11 +143,15 @@ class BoundedTier(Tier):
         dropped: Callable[[Node, int], None],
         *,
         eager: bool = False,
+        ahead: int = _AHEAD,
         catalog: Catalog | None = None,
     ) -> None:
         """`dropped` is told which node's block, of which group, has no copy here any more.
 
-        `eager`: blocks are copied when they are computed, not when they are about to be evicted.
+        Args:
+            eager: blocks are copied when they are computed, and not only when they are about to be evicted.
+            ahead: as many as a step may evict.
+            catalog: remembers what copies are of.
         """
         super().__init__()
         self.counters = TierCounters()
@@ -156,6 +161,8 @@ class BoundedTier(Tier):
         self._most_saving = most_saving
         self._dropped = dropped
         self._eager = eager
+        self._ahead = ahead
+        self._urgent = False  # what is about to be evicted comes before copies of what is on the device
         self._catalog = catalog or NoCatalog()
         self._fresh: deque[Node] = deque(maxlen=max(64, max(places, default=0)))
         self._saving: set[int] = set()
@@ -193,9 +200,12 @@ class BoundedTier(Tier):
     def due(self, cache: KVCache) -> Iterator[Node]:
         while self._fresh and len(self._saving) + len(self._places) <= self._most_saving:
             yield self._fresh.popleft()
+        self._urgent = True
         for g, pool in enumerate(cache.pools):
-            if pool.num_free < _SAVED_AHEAD and len(self._saving) < self._most_saving:
-                yield from cache.tree.next_victims(g, _SAVED_AHEAD)
+            if pool.num_free < self._ahead and len(self._saving) < self._most_saving:
+                yield from cache.tree.next_victims(g, self._ahead)
+        yield from cache.states.next_victims(_STATES_AHEAD)
+        self._urgent = False
 
     def offer(self, node: Node, group: int) -> int | None:
         if len(self._saving) >= self._most_saving or not (self._free[group] or self._drop_one(group)):
@@ -278,9 +288,9 @@ class BoundedTier(Tier):
         return True
 
     def _may_go(self, place: int) -> bool:
-        """Whether nobody reads a copy, and its block has left the device: else it would be copied again and again."""
+        """Whether nobody reads a copy, and its block has left the device, unless others are about to leave it."""
         copy = self._stored[place]
-        return not self._readers[place] and not _on_device(copy.node, copy.group)
+        return not self._readers[place] and (self._urgent or not _on_device(copy.node, copy.group))
 
     def _forget(self, place: int) -> None:
         copy = self._stored.pop(place)
