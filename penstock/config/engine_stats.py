@@ -25,7 +25,9 @@ class EngineStats:
         drafter_failures: times a drafter failed and was switched off.
         draft_decisions: (reason, count) of why sequences had the drafts they had, one for each that drew in a step.
         accepted_now, accepted_usually: accepted drafts of a verified proposal, of the last few hundred and thousands.
-        failed_loads: blocks that could not be loaded from a lower tier.
+        failed_loads: sequences that began anew because blocks could not be loaded from a lower tier.
+        kv_below: (what, count) of blocks that were copied to a lower tier and back: saved, loaded, failed, dropped for
+            others; and of loads that were declined, because computing is sooner done.
         restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
         paused: 1 while the engine is told to hold still, 2 while it computes nothing at all (`keep`, `retract`), 3 as 1
             while some that came before that still wait to run.
@@ -61,6 +63,7 @@ class EngineStats:
     accepted_now: float = 0.0
     accepted_usually: float = 0.0
     failed_loads: int = 0
+    kv_below: tuple[tuple[str, int], ...] = ()
     restarts: int = 0
     resumed: int = 0
     paused: int = 0

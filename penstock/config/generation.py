@@ -1,10 +1,10 @@
-"""What is asked of an engine in text: what every dialect translates to."""
+"""What is asked of an engine in text: what every dialect translates to, and what is told with it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from penstock.config.constraint import ANY_TOOL, Grammar, ToolChoice
 from penstock.config.lengths import Repetition, Truncation
@@ -61,3 +61,23 @@ class GenerationRequest:
     def live_id(self) -> str:
         """What the engine knows it by: no owner can use up, or find out, the ids of another."""
         return f"{self.owner}:{self.request_id}" if self.owner else self.request_id
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What is told of a request for others to act on; the engine carries it untouched.
+
+    Attributes:
+        tenant: who pays for it.
+        service_class: what was promised to it.
+        deadline: when its answer is of no more use, seconds since the epoch; None for never.
+        trace_id: the trace it belongs to.
+    """
+
+    tenant: str = ""
+    service_class: str = ""
+    deadline: float | None = None
+    trace_id: str = ""
+
+
+NO_FACTS: Final = RequestFacts()

@@ -31,6 +31,9 @@ class EngineKeywords(TypedDict, total=False):
     memory: int | None
     kv_cache_memory: int | None
     kv_blocks: int | None
+    kv_ram: int | None
+    kv_disk: int | None
+    kv_disk_path: str | None
     enable_prefix_caching: bool
     share_prefix_cache: bool
     shared_prompts: tuple[str, ...]

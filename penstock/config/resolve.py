@@ -167,6 +167,8 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "memory", 1, 2**60)
     _integer(options, "kv_cache_memory", 1, 2**60)
     _integer(options, "kv_blocks", 2, 2**31 - 1)
+    _integer(options, "kv_ram", 1, 2**60)
+    _integer(options, "kv_disk", 1, 2**60)
     _integer(options, "depth", 0, 1)
     _integer(options, "max_logprobs", -1, MAX_VOCABULARY, optional=False)
     speculation(options.speculative_config)

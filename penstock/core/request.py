@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from penstock.config.adapters import AdapterUse
 from penstock.config.constraint import Grammar, Thinking
+from penstock.config.generation import NO_FACTS, RequestFacts
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.pooling import PoolingParams
 from penstock.config.sampling import SamplingParams
@@ -24,26 +25,6 @@ class FinishReason(str, Enum):
     LENGTH = "length"  # max_tokens or the context length
     CANCELLED = "cancelled"  # by the client
     ERROR = "error"  # see the output's error
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
-    """What is told of a request for others to act on; the engine carries it untouched.
-
-    Attributes:
-        tenant: who pays for it.
-        service_class: what was promised to it.
-        deadline: when its answer is of no more use, seconds since the epoch; None for never.
-        trace_id: the trace it belongs to.
-    """
-
-    tenant: str = ""
-    service_class: str = ""
-    deadline: float | None = None
-    trace_id: str = ""
-
-
-NO_FACTS: Final = RequestFacts()
 
 
 @dataclass(frozen=True, slots=True)

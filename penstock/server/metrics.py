@@ -311,6 +311,7 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         ("engine_sequences_finished", "Sequences that ran to their end.", stats.finished),
         ("engine_sequences_cancelled", "Sequences cancelled.", stats.cancelled),
         ("engine_sequences_failed", "Sequences that failed.", stats.failed),
+        ("kv_failed_loads", "Sequences that began anew because blocks could not be loaded.", stats.failed_loads),
         ("engine_restarts", "Engines started in place of one that died.", stats.restarts),
         ("requests_resumed", "Requests that went on in such an engine.", stats.resumed),
     ):
@@ -318,6 +319,7 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
     for name, about, counts in (
         ("prefix_cache_misses", "Lookups short of a whole prompt.", stats.miss_reasons),
         ("admissions_held_back", "Steps in which a gate kept a sequence in the queue.", stats.held_back),
+        ("kv_below", "Blocks copied to the tier below and back, by what became of them.", stats.kv_below),
         ("spec_decode_decisions", "Why sequences' steps had the drafts they had.", stats.draft_decisions),
     ):
         family = CounterMetricFamily(f"penstock_{name}", about, labels=["reason"])

@@ -126,16 +126,20 @@ class Index:
         if not rest:
             self._entries.pop(place, None)
             return
-        group, digest, parent, named, owner, key = rest
-        if type(group) is not int or not (isinstance(key, list) and all(type(token) is int for token in key)):
-            raise ValueError("a group is a number, and so are tokens")
-        namespace = Namespace(_hashable(named), _hashable(owner))
-        self._entries[place] = Entry(group, bytes.fromhex(digest), bytes.fromhex(parent), namespace, tuple(key))
+        self._entries[place] = _entry(*rest)
 
 
 def _record(place: int, entry: Entry) -> list[Any]:
     space, owner = entry.namespace
     return [place, entry.group, entry.digest.hex(), entry.parent.hex(), space, owner, entry.key]
+
+
+def _entry(group: Any, digest: Any, parent: Any, space: Any, owner: Any, key: Any) -> Entry:
+    """Raises ValueError or TypeError for values of other types."""
+    if type(group) is not int or not (isinstance(key, list) and all(type(token) is int for token in key)):
+        raise ValueError("a group is a number, and so are tokens")
+    namespace = Namespace(_hashable(space), _hashable(owner))
+    return Entry(group, bytes.fromhex(digest), bytes.fromhex(parent), namespace, tuple(key))
 
 
 def _lines(file: Any) -> Iterator[bytes]:

@@ -92,7 +92,15 @@ class RamBefore:
         self._lock = Lock()
         self._kept: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
         self._size = 0
-        self.describe, self.entry, self.found = store.describe, store.entry, store.found
+
+    def describe(self, place: int, entry: Entry) -> None:
+        self._store.describe(place, entry)
+
+    def entry(self, place: int) -> Entry:
+        return self._store.entry(place)
+
+    def found(self) -> Iterator[tuple[int, Entry]]:
+        return self._store.found()
 
     def forget(self, place: int) -> None:
         self._drop(place)

@@ -11,6 +11,7 @@ import pytest
 from penstock.config.adapters import AdapterUse
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ParameterError
+from penstock.config.generation import RequestFacts
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
@@ -28,7 +29,7 @@ from penstock.core.protocol import (
     TokenLogprobs,
     last_sample,
 )  # fmt: skip
-from penstock.core.request import EngineOutput, EngineRequest, FinishReason, RequestFacts
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 
 NUMBERS = (
     "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",

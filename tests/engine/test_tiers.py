@@ -1,4 +1,4 @@
-"""What lies below the device: bits are those of computing it, over eviction, restarts, damage and every kind of cache."""
+"""What lies below the device: bits are those of computing, over evictions, restarts, damage and kinds of cache."""
 
 from __future__ import annotations
 

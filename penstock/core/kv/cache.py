@@ -118,6 +118,7 @@ class KVCache:
             "blocks_used": total - free - cached,
             "blocks_cached": cached,
             "blocks_total": total,
+            "kv_below": self.transfers.tier.figures(),
             "slots_used": sum(computed - table.live_from * self.block_size for computed, table in tables),
             "slots_allocated": sum(table.held for _, table in tables) * self.block_size,
         }
@@ -321,7 +322,7 @@ class KVCache:
         while allocation.cursor.depth + self.block_size <= end:
             self._fill(sequence, allocation)
         for slot in allocation.draft_states:
-            self.ops += self.states.copy(slot, sequence.slot, end)
+            self.ops.append(CacheOp(CacheOpKind.COPY, self.states.group, slot, sequence.slot, end))
             self.states.adopt(slot, allocation.cursor)
         allocation.draft_states = ()
         sequence.place(end)

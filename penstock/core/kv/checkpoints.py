@@ -45,11 +45,14 @@ class Checkpoints:
         self._borrowed.difference_update(slots)
         self._free.extend(slots)
 
-    def hold(self, slot: int, node: Node) -> None:
-        """A slot that was given back last has a node's state."""
-        self._free.remove(slot)
-        self._holders[slot] = node
-        node.state = slot
+    def settle(self, slot: int, node: Node | None) -> None:
+        """A slot that was borrowed has a node's state, if that is wanted; else it is given back."""
+        self._borrowed.remove(slot)
+        if node is None or not node.filled or node.state is not None:
+            self._free.append(slot)
+        else:
+            self._holders[slot] = node
+            node.state = slot
 
     def touch(self, slot: int) -> None:
         """The slot is used."""

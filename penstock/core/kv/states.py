@@ -56,10 +56,6 @@ class States:
         """Operations that bring a request slot's state to the end of a match."""
         return []
 
-    def copy(self, source: int, slot: int, tokens: int) -> list[CacheOp]:
-        """Operations that bring a slot's state, after so many tokens, to a request slot."""
-        return []
-
     def keep(self, sequence: Sequence, node: Node, at_rest: bool) -> list[CacheOp]:
         """Operations that copy a sequence's state for the node where it ends."""
         return []
@@ -110,9 +106,7 @@ class StateGroup(States):
         self.checkpoints.drop(node)
 
     def adopt(self, slot: int, node: Node | None) -> None:
-        self.checkpoints.give_back((slot,))
-        if node is not None and node.filled and node.state is None:
-            self.checkpoints.hold(slot, node)
+        self.checkpoints.settle(slot, node)
 
     def forks(self, position: int) -> int:
         return position
@@ -133,10 +127,7 @@ class StateGroup(States):
         source = (match.tail or match.nodes[-1]).state
         assert source is not None
         self.checkpoints.touch(source)
-        return self.copy(source, slot, match.tokens)
-
-    def copy(self, source: int, slot: int, tokens: int) -> list[CacheOp]:
-        return [CacheOp(CacheOpKind.COPY, self.group, source, slot, tokens)]
+        return [CacheOp(CacheOpKind.COPY, self.group, source, slot, match.tokens)]
 
     def keep(self, sequence: Sequence, node: Node, at_rest: bool) -> list[CacheOp]:
         """Nothing if a step in flight goes beyond the node; nothing for a public node, which all would see."""

@@ -51,6 +51,10 @@ class Tier:
         """Whether loading these nodes, which go on from `start` tokens, is sooner done than computing them."""
         return True
 
+    def figures(self) -> tuple[tuple[str, int], ...]:
+        """What it counts, by name."""
+        return ()
+
     def open(self, place: int) -> float:
         """A load reads the copy at a place: nobody may write there until it is closed as often.
 

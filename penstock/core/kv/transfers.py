@@ -81,10 +81,8 @@ class Transfers:
         size = self._cache.block_size
         if len(node.key) < size:
             return
-        copied = [*enumerate(node.blocks)]
-        if node.state is not None:  # which the runner copies at once: its slot is not kept for it
-            copied.append((self._cache.states.group, node.state))
-        for g, block in copied:
+        state = node.state or NULL_BLOCK  # which the runner copies at once: its slot is not kept for it
+        for g, block in (*enumerate(node.blocks), (self._cache.states.group, state)):
             if block == NULL_BLOCK or g in node.below or (node, g) in self._saving:
                 continue
             place = self.tier.offer(node, g)
@@ -208,8 +206,7 @@ class Transfers:
                 self._cache.release_all([(load.group, load.block)])
             return None
         sequence.allocation.transfers.remove(transfer)
-        if recurrent:
-            sequence.allocation.draft_states = (load.block,)
+        sequence.allocation.draft_states += (load.block,) * recurrent
         if failed:
             return sequence
         if not sequence.allocation.transfers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -119,14 +119,13 @@ class _Loads:
 
 @dataclass(slots=True)
 class TierCounters:
-    """What a tier counts, blocks; seconds of loads while there were any."""
+    """What a tier counts: blocks, and loads that were declined because computing is sooner done."""
 
     saved: int = 0
     loaded: int = 0
     failed: int = 0
     dropped: int = 0
     declined: int = 0
-    load_seconds: float = 0.0
 
 
 class BoundedTier(Tier):
@@ -186,6 +185,9 @@ class BoundedTier(Tier):
     def copies(self) -> int:
         """How many there are."""
         return len(self._stored)
+
+    def figures(self) -> tuple[tuple[str, int], ...]:
+        return tuple(asdict(self.counters).items())
 
     # -- what goes down -----------------------------------------------------------------------------------------------
 
@@ -342,7 +344,6 @@ class BoundedTier(Tier):
         if not loads.open:
             self._tried = monotonic()
             taken = self._tried - loads.begun
-            self.counters.load_seconds += taken
             self._fit.add((1.0, float(loads.ended)), taken)
         self._readers[place] -= 1
         if not self._readers[place]:
