@@ -199,7 +199,7 @@ def test_how_they_are_given_at_the_start(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="in use"):
         AdapterNames((f"a={path}", f"a={path}"))
     with pytest.raises(ConfigError, match="in use"):
-        AdapterNames((f"m={path}",), taken=("m",))
+        AdapterNames((f"m={path}",), taken={"m"}.__contains__)
     with pytest.raises(ConfigError, match="finite"):
         AdapterNames(always=(f"{path}:nan",))
 
