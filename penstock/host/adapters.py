@@ -98,6 +98,19 @@ class AdapterNames:
         """The adapter of that name."""
         return self._named.get(name)
 
+    def meant(self, name: str | None, model_of: Callable[[str], str | None]) -> NamedAdapter | None:
+        """The adapter that a request names as its model: by its name or, as SGLang's clients write it, MODEL:NAME.
+
+        `model_of` gives the own name of the model that a name stands for, None where it is none.
+        """
+        if name is None or model_of(name) is not None:
+            return None
+        model, _, own = name.rpartition(":")
+        behind = self._named.get(own)
+        if behind is not None and model_of(model) != behind.base:
+            behind = None
+        return self._named.get(name) or behind
+
     def add(self, name: str, use: AdapterUse, rank: int, base: str = "", *, again: bool = False) -> NamedAdapter:
         """Gives an adapter of the model `base` that was read a name; `again`: in the place of one that has it.
 
@@ -248,7 +261,7 @@ def _module(text: str) -> _Asked:
         name, found, path = text.partition("=")
         given = {"name": name, "path": path} if found else None
     given = given if isinstance(given, dict) else {}
-    name, path = given.get("name"), given.get("path")
+    name, path = (given.get(key, given.get(f"lora_{key}")) for key in ("name", "path"))
     pinned, base = given.get("pinned", False), given.get("base_model_name")
     is_right = isinstance(pinned, bool) and (base is None or isinstance(base, str))
     if not (isinstance(name, str) and isinstance(path, str) and name and path and is_right):

@@ -56,6 +56,13 @@ class Names:
             return self.sources[_drawn(self._shared[name], draw)]
         raise self.unknown(name)
 
+    def own(self, name: str) -> str | None:
+        """The own name of the model that a name stands for: "" where several share it, None where it is none."""
+        if name in self.sources:
+            return name
+        shared = self._shared.get(name)
+        return None if shared is None else shared[0][0] if len(shared) == 1 else ""
+
     def base(self, name: str | None) -> str:
         """The own name of the model that an adapter belongs to; None for the one model there is.
 

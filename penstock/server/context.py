@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 
-from penstock.config.errors import EngineDeadError, ModelNotFoundError, PenstockError, RequestError, format_value
+from penstock.config.errors import (
+    EngineDeadError,
+    ModelNotFoundError,
+    ParameterError,
+    PenstockError,
+    RequestError,
+    format_value,
+)
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
 from penstock.engine.counting import together
@@ -204,6 +211,8 @@ class ServerContext:
             RequestError: there is none of that name, or it cannot be loaded.
         """
         model = await self.models.use(request, name, keep_alive, events=bool(events))
+        if lora and adapter:
+            raise ParameterError("lora_path", adapter, "nothing beside lora, which names adapters by their ids")
         if lora:
             return model.weighted([(one.id, one.scale) for one in lora])
         return model.adapted(adapter) if adapter else model

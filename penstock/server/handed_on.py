@@ -48,7 +48,7 @@ async def handed_on(request: Request, context: ServerContext, path: str) -> Resp
     if host is None or not host.has_remotes:
         return None
     body = await read_body(request, NamedBody, passing=True)
-    if body.model is not None and context.models.adapters.find(body.model) is not None:
+    if context.models.adapters.meant(body.model, host.names.own) is not None:
         return None
     source = await host.find(body.model, str(request.scope[REQUEST_ID]))
     remote = host.remote(source)

@@ -65,7 +65,7 @@ class HostedModels:
     ) -> ModelContext:
         if self._lifecycle.draining:
             raise not_ready("The server is shutting down; send the request to another one.", "shutting_down")
-        adapter = None if name is None or name in self._host.names else self.adapters.find(name)
+        adapter = self.adapters.meant(name, self._host.names.own)
         source = await self._host.find(name if adapter is None else adapter.base, str(request.scope[REQUEST_ID]))
         if source.remote is not None:
             message = f"{source.name} is served elsewhere, by OpenAI's API alone: use POST /v1/chat/completions, "

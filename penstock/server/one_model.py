@@ -44,11 +44,14 @@ class OneModel:
     async def use(
         self, request: Request, name: str | None, keep_alive: KeepAlive | None, *, events: bool
     ) -> ModelContext:
-        if name is not None and self._model.adapters.find(name) is not None:
-            return self._model.adapted(name)
+        if (adapter := self._model.adapters.meant(name, self._own)) is not None:
+            return self._model.adapted(adapter.name)
         if name is not None and not self._any and name not in self.names():
             raise self.unknown(name)
         return self._model.usual()
+
+    def _own(self, name: str) -> str | None:
+        return self._model.model if name in self.names() else None
 
     def unknown(self, name: str) -> ModelNotFoundError:
         adapters = [adapter.name for adapter in self._model.adapters.all()]

@@ -58,6 +58,11 @@ def test_each_belongs_to_a_model(engines: Engines, tmp_path: Path) -> None:
             assert said in error["message"]
         assert tell(server, "/load_lora_adapter", {**load, "base_model_name": "large"}).json()["success"]
         assert completed(server, model="two") == "two" and engines.loads == ["small", "large"]
+        assert completed(server, model="tiny:one") == "one", "as SGLang's clients write it"
+        for name in ("large:one", "any:one", "nowhere:one"):
+            refusal(server, "/v1/completions", {"prompt": "Hello", "model": name}, 404)
+        asked = {"prompt": "Hello", "model": "large", "lora_path": "one"}
+        assert 'of "large"' in refusal(server, "/v1/completions", asked, 404)["message"]
         assert (
             "a model's"
             in refusal(server, "/v1/load_lora_adapter", {**load, "lora_name": "tiny", "base_model_name": "large"}, 400)[
