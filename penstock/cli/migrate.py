@@ -194,7 +194,8 @@ def _take(made: Migration, engine: str, name: str, flag: ForeignFlag | None, val
 
 def _ours(flag: ForeignFlag, values: Sequence[str]) -> list[str] | None:
     """Our words for a flag with its values; None where one has no like here."""
-    each = [flag.ours(value) for value in values or ("",)]
+    words = ["-".join(values)] if flag.joins else values or ("",)
+    each = [flag.ours(value) for value in words]
     return None if None in each else [word for words in each for word in words or ()]
 
 

@@ -238,6 +238,8 @@ SERVER_FLAGS = (
     flag("lora_modules", list[str] | None, None, _ADAPTERS,
          "An adapter that requests may name as their model, and where it lies; repeatable. Implies --enable-lora.",
          metavar="NAME=PATH"),
+    flag("lora_pin", list[str] | None, None, _ADAPTERS,
+         "An adapter of --lora-modules that stays in memory once it was read; repeatable.", metavar="NAME"),
     flag("lora", list[str] | None, None, _ADAPTERS,
          "An adapter that is in every answer unless a request says otherwise, and how much of it counts (1); "
          "repeatable. Implies --enable-lora.", metavar="PATH[:SCALE]"),
@@ -344,6 +346,10 @@ def _server_options(given: Mapping[str, Any]) -> ServerOptions:
     chosen["admin_keys"] = tuple(chosen.pop("admin_key") or ())
     for name in ("lora_modules", "lora"):
         chosen[name] = tuple(chosen[name] or ())
+    if (pins := chosen.pop("lora_pin")) is not None:
+        from penstock.host.adapters import pinned
+
+        chosen["lora_modules"] = pinned(chosen["lora_modules"], pins)
     chosen["allowed_origins"] = tuple(chosen["allowed_origins"] or ())
     aliases = ",".join(chosen.pop("aliases") or ()).split(",")
     chosen["aliases"] = tuple(dict.fromkeys(alias.strip() for alias in aliases if alias.strip()))

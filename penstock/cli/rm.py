@@ -1,4 +1,4 @@
-"""`penstock rm`: removes models."""
+"""`penstock rm`: removes models and adapters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def remove(
         list[str], typer.Argument(metavar="NAME...", autocompletion=model_names, help="As `penstock list` shows them.")
     ],
 ) -> None:
-    """Remove models, and what only they needed. A model of the Hugging Face cache goes from there."""
+    """Remove models and pulled adapters, and what only they needed. One of the Hugging Face cache goes from there."""
     from penstock.library.store import open_store
     from penstock.startup.memory_plan import format_bytes
 

@@ -50,13 +50,13 @@ def serve(
     SIGTERM or Ctrl-C drains: running requests may finish, new ones are refused.
     """
     from penstock.cli.terminal import configure_logging, loading_bar
+    from penstock.host.adapters import of_several
     from penstock.server.serve import serve as serve_http
 
     configure_logging(quiet=False)
     for told in context.meta.get(UNNEEDED, ()):
         logging.getLogger(__name__).info("%s", told)
     server = replace(server, default_sampling=tuple(sampling.items()))
-    engine = replace(engine, enable_lora=engine.enable_lora or bool(server.lora_modules or server.lora))
     sources: Sources | None = None
     first: str | None = None
     if models is not None or models_dir is not None:
@@ -65,8 +65,12 @@ def serve(
         sources, first = _library(engine)
     if sources is not None:
         _check_many(server)
+        if server.lora_modules:
+            modules, sources = of_several(server.lora_modules, sources)
+            server = replace(server, lora_modules=modules)
         _serve_many(engine, server, sources, keep_alive, first)
         return
+    engine = replace(engine, enable_lora=engine.enable_lora or bool(server.lora_modules or server.lora))
     with loading_bar() as told:
         serve_http(engine, server, say=lambda text: typer.echo(text), on_progress=told)
 
@@ -77,7 +81,7 @@ def _check_many(server: ServerOptions) -> None:
         "--any-model": server.any_model,
         "--alias": server.aliases,
         "--chat-template": server.chat_template is not None,
-        "--lora-modules, --lora": server.lora_modules or server.lora,
+        "--lora": server.lora,
         "--temperature, --top-k, --top-p, --min-p and --repetition-penalty": server.default_sampling,
     }
     if wrong := [name for name, value in given.items() if value]:

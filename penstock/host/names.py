@@ -6,7 +6,7 @@ import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from penstock.config.errors import ConfigError, ModelNotFoundError, RequestError, format_value
+from penstock.config.errors import ConfigError, ModelNotFoundError, ParameterError, RequestError, format_value
 from penstock.host.source import ModelSource
 
 _COMPARED_NAMES, _COMPARED_CHARS = 256, 64  # of names that are looked at for one that was meant
@@ -55,6 +55,28 @@ class Names:
         if name in self._shared:
             return self.sources[_drawn(self._shared[name], draw)]
         raise self.unknown(name)
+
+    def own(self, name: str) -> str | None:
+        """The own name of the model that a name stands for: "" where several share it, None where it is none."""
+        if name in self.sources:
+            return name
+        shared = self._shared.get(name)
+        return None if shared is None else shared[0][0] if len(shared) == 1 else ""
+
+    def base(self, name: str | None) -> str:
+        """The own name of the model that an adapter belongs to; None for the one model there is.
+
+        Raises:
+            RequestError: it is none of the models that are loaded here, or not clear which.
+        """
+        loaded = {own: source for own, source in self.sources.items() if source.remote is None}
+        if name is not None and name not in self:
+            raise self.unknown(name)
+        found = [own for own, source in loaded.items() if name in (None, own, *(alias for alias, _ in source.aliases))]
+        if len(found) == 1:
+            return found[0]
+        some = ", ".join(map(format_value, list(loaded)[:_SHOWN])) + (", ..." if len(loaded) > _SHOWN else "")
+        raise ParameterError("base_model_name", name, f"the name of the model that the adapter belongs to ({some})")
 
     def unknown(self, name: str) -> ModelNotFoundError:
         """What a caller is told of a name that is none of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +37,32 @@ class LowRank:
         return self.down.nbytes + self.up.nbytes + (0 if self.columns is None else self.columns.nbytes)
 
 
-def column_factors(weight: Tensor, down: Tensor, up: Tensor, scale: float, magnitude: Tensor) -> Tensor:
+def column_factors(
+    weight: Iterable[Tensor], down: Tensor, up: Tensor, scale: float, magnitude: Tensor, *, looked_up: bool = False
+) -> Tensor:
     """What outputs are multiplied by (DoRA, Liu et al. 2024, arXiv:2402.09353): m / ‖W + scale · B · A‖ of each, [M].
 
-    weight [M, K], down A [rank, K] and up B [M, rank] as in checkpoints, magnitude m [M].
+    weight W [M, K], down A [rank, K] and up B [M, rank] as in checkpoints, magnitude m [M]. Of W come some rows at a
+    time; of a table that is `looked_up`, which is W's transpose, some of the table's.
+
+    Raises:
+        ValueError: W is not of that shape.
     """
-    lengths = (weight.float() + scale * (up.float() @ down.float())).norm(dim=1)
+    down, up = scale * down.float(), up.float()
+    outputs, inputs = len(up), down.shape[1]
+    shape = (inputs, outputs) if looked_up else (outputs, inputs)
+    squares, end = torch.zeros(outputs), 0
+    for piece in weight:
+        begin, end = end, end + len(piece)
+        if end > shape[0] or piece.shape[1] != shape[1]:
+            raise ValueError(f"a matrix of {piece.shape[1]} columns and {end} rows or more, not of {list(shape)}")
+        if looked_up:
+            squares += (piece + down[:, begin:end].T @ up.T).square().sum(dim=0)
+        else:
+            squares[begin:end] = (piece + up[begin:end] @ down).square().sum(dim=1)
+    if end != shape[0]:
+        raise ValueError(f"a matrix of {end} rows, not of {list(shape)}")
+    lengths = squares.sqrt()
     return torch.where(lengths > 0, magnitude.float() / lengths, 1.0)  # a row of zeros has no direction and stays so
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.config.errors import CheckpointError, ConfigError, quoted
-from penstock.library.hub_cache import cached_adapter
 from penstock.library.names import HubName, parse_name
 from penstock.library.resolve import is_path
 from penstock.library.store import open_store
@@ -19,20 +18,20 @@ def adapter_path(text: str) -> str:
     """
     if _there(text):
         return str(Path(text).expanduser())
-    places = open_store().places
+    store = open_store()
     try:
-        name = parse_name(text, places.registry)
+        name = parse_name(text, store.places.registry)
     except ConfigError:
         return text
     if not isinstance(name, HubName) or text.startswith(("/", ".", "~")):
         return text
-    found = cached_adapter(places.hub, name)
+    found = store.adapter(name)
     if found is None:
         told = quoted(text, 200)
         raise CheckpointError(
             f"there is no adapter at {told}, nor one of that name here; to load it: penstock pull {text}"
         )
-    return str(found)
+    return str(found.path)
 
 
 def _there(text: str) -> bool:

@@ -31,7 +31,7 @@ ADAPTER_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")  # o
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A whole model in the cache.
+    """A whole model in the cache, or an adapter.
 
     Attributes:
         name: as it can be asked for.
@@ -85,15 +85,40 @@ def is_whole(shards: Sequence[str]) -> bool:
 
 def cached_models(hub: Path) -> Iterator[CachedModel]:
     """Every whole model of a cache."""
-    with suppress(OSError):
-        for folder in sorted(hub.glob("models--*")):
-            parts = folder.name.split("--")
-            if len(parts) in (2, 3):
-                yield from models_of(folder, HubName(parts[1] if len(parts) == 3 else "", parts[-1]))
+    for folder, name in _repositories(hub):
+        yield from models_of(folder, name)
 
 
 def models_of(folder: Path, name: HubName) -> Iterator[CachedModel]:
     """Every whole model of a repository's folder; of `name` its owner and repository."""
+    for snapshot, revised in _snapshots(folder, name):
+        yield from _models(snapshot, revised, snapshot.name)
+
+
+def cached_adapters(hub: Path) -> Iterator[CachedModel]:
+    """Every adapter of a cache."""
+    for folder, name in _repositories(hub):
+        yield from adapters_of(folder, name)
+
+
+def adapters_of(folder: Path, name: HubName) -> Iterator[CachedModel]:
+    """The adapters of a repository's folder, one a revision; of `name` its owner and repository."""
+    for snapshot, revised in _snapshots(folder, name):
+        files = snapshot_files(snapshot)
+        if is_adapter(files):
+            yield _model(revised, snapshot, snapshot.name, list(files.values()))
+
+
+def _repositories(hub: Path) -> Iterator[tuple[Path, HubName]]:
+    with suppress(OSError):
+        for folder in sorted(hub.glob("models--*")):
+            parts = folder.name.split("--")
+            if len(parts) in (2, 3):
+                yield folder, HubName(parts[1] if len(parts) == 3 else "", parts[-1])
+
+
+def _snapshots(folder: Path, name: HubName) -> Iterator[tuple[Path, HubName]]:
+    """The folders of a repository's commits, each with the name that it can be asked for by."""
     named = _refs(folder)
     snapshots = folder / "snapshots"
     try:
@@ -103,7 +128,7 @@ def models_of(folder: Path, name: HubName) -> Iterator[CachedModel]:
     for commit in commits:
         refs = [ref for ref, target in named.items() if target == commit]
         revision = "main" if "main" in refs else (sorted(refs) or [commit])[0]
-        yield from _models(snapshots / commit, HubName(name.owner, name.repo, revision), commit)
+        yield snapshots / commit, HubName(name.owner, name.repo, revision)
 
 
 def _refs(folder: Path) -> Mapping[str, str]:
@@ -136,16 +161,6 @@ def is_adapter(files: Container[str]) -> bool:
     return "config.json" not in files and all(file in files for file in ADAPTER_FILES)
 
 
-def cached_adapter(hub: Path, name: HubName) -> Path | None:
-    """The folder of an adapter that was loaded; None where there is none of that name and revision."""
-    folder = repo_folder(hub, name)
-    commit = _refs(folder).get(name.revision, name.revision)
-    if not _COMMIT.fullmatch(commit):
-        return None
-    snapshot = folder / "snapshots" / commit
-    return snapshot if is_adapter(snapshot_files(snapshot)) else None
-
-
 def snapshot_files(snapshot: Path) -> dict[str, Path]:
     """The files of a snapshot whose bytes are there, by name."""
     found: dict[str, Path] = {}
@@ -174,7 +189,7 @@ def _model(name: HubName, path: Path, commit: str, files: Sequence[Path]) -> Cac
 
 
 def remove_model(hub: Path, model: CachedModel) -> int:
-    """Removes a model of a cache, and what only it needed; the bytes that became free."""
+    """Removes a model or adapter of a cache, and what only it needed; the bytes that became free."""
     folder = repo_folder(hub, model.name)
     snapshot = folder / "snapshots" / model.commit
     files = snapshot_files(snapshot)

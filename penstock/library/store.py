@@ -25,7 +25,16 @@ from penstock.config.errors import CheckpointError, ConfigError, PenstockError
 from penstock.config.names import BUNDLED_MODEL
 from penstock.library.digests import Digest, digest_of
 from penstock.library.files import link, locked, remove_all, remove_file, shared_lock, write_whole
-from penstock.library.hub_cache import CachedModel, cached_models, models_of, remove_model, repo_folder, selected
+from penstock.library.hub_cache import (
+    CachedModel,
+    adapters_of,
+    cached_adapters,
+    cached_models,
+    models_of,
+    remove_model,
+    repo_folder,
+    selected,
+)
 from penstock.library.manifest import Layer, Manifest, Texts, parse_manifest, read_config, read_params, read_texts
 from penstock.library.names import HubName, NoSuchModelError, RegistryName, parse_name
 from penstock.library.views import engine_options, sweep_views, view
@@ -37,7 +46,7 @@ _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model of the library.
+    """A model of the library, or an adapter.
 
     Attributes:
         name: which finds it again.
@@ -85,6 +94,11 @@ class Store:
             found.setdefault(entry.name, entry)
         return sorted(found.values(), key=lambda entry: (entry.where == "bundled", entry.name.lower()))
 
+    def adapters(self) -> Sequence[Entry]:
+        """Every adapter that was pulled, by name."""
+        found = [self._cached(adapter, "adapter") for adapter in cached_adapters(self.places.hub)]
+        return sorted(found, key=lambda entry: entry.name.lower())
+
     def find(self, name: str) -> Entry | None:
         """The model of a name, in any of its spellings; None if there is none.
 
@@ -122,6 +136,13 @@ class Store:
         else:
             chosen = [m for m in models if not m.name.selector] or (models if len(models) == 1 else [])
         return chosen[0] if chosen else None
+
+    def adapter(self, name: HubName) -> CachedModel | None:
+        """An adapter of the Hugging Face cache."""
+        folder = repo_folder(self.places.hub, name)
+        commit = _commit(folder, name.revision)
+        found = (adapter for adapter in adapters_of(folder, name) if adapter.commit.startswith(commit))
+        return None if name.selector else next(found, None)
 
     def manifest(self, name: RegistryName) -> tuple[Manifest, Path] | None:
         """A model's manifest, and the store that it lies in; None if there is none.
@@ -198,9 +219,10 @@ class Store:
         where = "penstock" if root == self.root else "ollama"
         return Entry(str(name), manifest.size, manifest.digest.hex, modified, where, made, details, options)
 
-    def _cached(self, model: CachedModel) -> Entry:
-        details = {"format": "gguf", "quantization_level": model.name.selector} if model.name.selector else {}
-        details = details or {"format": "safetensors"}
+    def _cached(self, model: CachedModel, format: str = "safetensors") -> Entry:
+        details = {"format": format}
+        if model.name.selector:
+            details = {"format": "gguf", "quantization_level": model.name.selector}
         return Entry(
             str(model.name), model.bytes, model.commit, model.modified, "hugging face", lambda: model.path, details
         )
@@ -254,7 +276,7 @@ class Store:
         self.put(target, manifest)
 
     def remove(self, name: str) -> int:
-        """Removes a model, and what only it needed; the bytes that became free.
+        """Removes a model or a pulled adapter, and what only it needed; the bytes that became free.
 
         Raises:
             ConfigError: there is no such model, or it is not Penstock's to remove.
@@ -262,7 +284,7 @@ class Store:
         if name == BUNDLED_MODEL:
             raise ConfigError(f"{name} ships with Penstock and stays.")
         parsed = parse_name(name, self.places.registry)
-        if isinstance(parsed, HubName) and (cached := self.cached(parsed)) is not None:
+        if isinstance(parsed, HubName) and (cached := self.cached(parsed) or self.adapter(parsed)) is not None:
             return remove_model(self.places.hub, cached)
         if not isinstance(parsed, RegistryName) or (found := self.manifest(parsed)) is None:
             raise self.unknown(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.errors import CheckpointError
-from penstock.kernels.canonical import Blocks, Canonical, Plain
+from penstock.kernels.canonical import Blocks, Canonical, Plain, take_rows
 from penstock.kernels.plain import FLOAT_FORMATS
 from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.formats import FORMATS, decode_to_float32
@@ -126,6 +126,15 @@ def canonical_tensor(matrix: Canonical, dtype: torch.dtype) -> Tensor:
         info = TensorInfo("", matrix.shape, matrix.format, matrix.data.size)
         return dequantize(StoredTensor(info, matrix.data), dtype)
     return torch.from_numpy(decode_canonical(matrix)).to(dtype)
+
+
+def decoded_rows(matrix: Canonical) -> Iterator[Tensor]:
+    """The rows of a canonical matrix in float32, some at a time, from the first to the last."""
+    rows, inputs = matrix.shape
+    step = max(1, _CHUNK_ELEMENTS // max(1, inputs))
+    for begin in range(0, rows, step):
+        some = np.arange(begin, min(begin + step, rows), dtype=np.int64)
+        yield canonical_tensor(take_rows(matrix, some), torch.float32)
 
 
 def stored_matrix(stored: StoredTensor, shape: tuple[int, int]) -> Canonical | None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.config.adapters import AdapterUse
 from penstock.config.errors import CheckpointError, quoted
 from penstock.kernels.adapters import AdapterSlots, LowRank, column_factors
+from penstock.kernels.canonical import take_rows
 from penstock.layers.linear import AdapterTarget, ProjectionAdapters
-from penstock.quant.decode import dequantize
+from penstock.quant.decode import canonical_tensor, dequantize, stored_matrix
 from penstock.quant.tensor import StoredTensor
 from penstock.runtime.adapters import Loaded
 from penstock.weights.adapters.adapter import Adapter, LowRankTensors
@@ -33,11 +35,12 @@ class AdapterLoader:
         self,
         targets: Mapping[str, AdapterTarget],
         renames: Sequence[tuple[str, str]],
-        weight_of: Callable[[str], Tensor],
+        weight_of: Callable[[str], Iterable[Tensor]],
         config: Mapping[str, Any] | None = None,
         most: tuple[int, int] = (256, 2**40),
     ) -> None:
-        """`targets`, by the checkpoint's names of projections; `weight_of` a name gives the matrix [M, K] in float32.
+        """`targets`, by the checkpoint's names of projections; `weight_of` a name gives the matrix [M, K] in float32,
+        some rows at a time.
 
         `renames`: patterns of other names, and the model's own, as the weights are renamed; `config`: the model's.
         `most`: rank and bytes of an adapter, more of which is not even decoded.
@@ -94,15 +97,22 @@ class AdapterLoader:
 
     def _check_table(self, use: AdapterUse, name: str, table: StoredTensor) -> None:
         """Raises CheckpointError for a table other than the model's, up to how that is stored."""
-        own = self._weight_of(name)
-        theirs = self._values(use, table, torch.float32)
-        if own.shape == theirs.shape:
-            off, size = (own - theirs).norm(dim=1), theirs.norm(dim=1)
-            if bool((off <= _STORED_ALIKE * size + 1e-6).all()):
+        shape, rows = table.info.shape, 0
+        theirs = stored_matrix(table, (shape[0], shape[1])) if len(shape) == 2 else None
+        for own in self._weight_of(name):
+            some = np.arange(rows, rows := rows + len(own), dtype=np.int64)
+            if theirs is None or theirs.shape[1] != own.shape[1] or theirs.shape[0] < rows:
+                break
+            values = self._finite(use, table, canonical_tensor(take_rows(theirs, some), torch.float32))
+            off, size = (own - values).norm(dim=1), values.norm(dim=1)
+            if not bool((off <= _STORED_ALIKE * size + 1e-6).all()):
+                break
+        else:
+            if theirs is not None and theirs.shape[0] == rows:
                 return
         raise CheckpointError(
-            f"the adapter {use.path} brings {quoted(name)} of {list(theirs.shape)} that is not the model's, of "
-            f"{list(own.shape)}: it was resized or trained. Merge the adapter into its model."
+            f"the adapter {use.path} brings {quoted(name)} of {list(shape)} that is not the model's: it was resized or "
+            "trained. Merge the adapter into its model."
         )
 
     def _check_bytes(self, use: AdapterUse, size: int) -> None:
@@ -158,21 +168,24 @@ class AdapterLoader:
         assert change.magnitude is not None
         lengths = self._values(use, change.magnitude, torch.float32).reshape(-1)
         down, up = made
-        weight = self._weight_of(name)
-        weight = weight.T if change.looked_up else weight
-        if weight.shape != (len(up), down.shape[1]):
+        weight, looked_up = self._weight_of(name), change.looked_up
+        try:
+            columns = column_factors(weight, down, up, change.scale, lengths, looked_up=looked_up)
+        except ValueError as error:
             raise CheckpointError(
                 f"the adapter {use.path} changes {quoted(name)} as if it had {len(up)} outputs of {down.shape[1]} "
-                f"inputs; it has {list(weight.shape)}. Take an adapter that was made for this model."
-            )
-        columns = column_factors(weight, down, up, change.scale, lengths)
+                f"inputs; it is {error}. Take an adapter that was made for this model."
+            ) from None
         if not bool(torch.isfinite(columns).all()):
             told = f"lengths of {quoted(name)} that are no finite multiples of the model's"
             raise CheckpointError(f"the adapter {use.path} has {told}. Take an adapter made for this model.")
         return columns
 
     def _values(self, use: AdapterUse, tensor: StoredTensor, kind: torch.dtype) -> Tensor:
-        values = dequantize(tensor, kind)
+        return self._finite(use, tensor, dequantize(tensor, kind))
+
+    def _finite(self, use: AdapterUse, tensor: StoredTensor, values: Tensor) -> Tensor:
+        """These values of a tensor; raises CheckpointError for others than numbers."""
         if not bool(torch.isfinite(values).all()):
             name = quoted(tensor.info.name)
             raise CheckpointError(f"the adapter {use.path} has values in {name} that are no finite numbers.")

@@ -21,9 +21,9 @@ class AdapterOrders:
         self._names, self._orders = names, orders
         orders.learn(_ORDER, self._carry_out)
 
-    async def add(self, name: str, use: AdapterUse, rank: int, *, again: bool) -> None:
+    async def add(self, name: str, use: AdapterUse, rank: int, base: str, *, again: bool) -> None:
         """As AdapterNames.add, everywhere."""
-        await self._give(add=name, use=asdict(use), rank=rank, again=again)
+        await self._give(add=name, use=asdict(use), rank=rank, base=base, again=again)
 
     async def remove(self, name: str) -> bool:
         """As AdapterNames.remove, everywhere."""
@@ -52,7 +52,8 @@ class AdapterOrders:
         change = json.loads(told)
         try:
             if "add" in change:
-                self._names.add(change["add"], use_of(change["use"]), change["rank"], again=change["again"])
+                use, base = use_of(change["use"]), change["base"]
+                self._names.add(change["add"], use, change["rank"], base, again=change["again"])
                 return True
             if "remove" in change:
                 return self._names.remove(change["remove"])

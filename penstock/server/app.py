@@ -204,10 +204,10 @@ def _add_hooks(app: FastAPI, options: ServerOptions) -> None:
 
 async def _know_adapters(context: ServerContext) -> None:
     """Has this process know the adapters that came before it did."""
-    if context.siblings is None or context.models.host is not None:
+    if context.siblings is None:
         return
     with suppress(HttpError):  # nobody is beside it
-        await AdapterOrders(context.models.all()[0].adapters, context.orders).learn()
+        await AdapterOrders(context.models.adapters, context.orders).learn()
 
 
 @asynccontextmanager
@@ -291,10 +291,11 @@ def _models(
 ) -> ServedModels:
     trust = options.trust_request_chat_template
     if isinstance(served, Frontend):
-        adapters = AdapterNames(options.lora_modules, options.lora, (served.served_name, *options.aliases))
-        model = ModelContext(served, lifecycle, metrics.model(served.served_name), trust, adapters=adapters)
+        name = served.served_name
+        adapters = AdapterNames(options.lora_modules, options.lora, (name, *options.aliases).__contains__, name)
+        model = ModelContext(served, lifecycle, metrics.model(name), trust, adapters=adapters, base=name)
         return OneModel(model, options.aliases, any_name=options.any_model)
-    return HostedModels(served, lifecycle, metrics, trust_template=trust)
+    return HostedModels(served, lifecycle, metrics, options.lora_modules, trust_template=trust)
 
 
 def _facts(context: ServerContext) -> document.ServedModelFacts:

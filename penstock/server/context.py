@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 from starlette.requests import Request
 
 from penstock.config.engine_stats import EngineStats
-from penstock.config.errors import EngineDeadError, ModelNotFoundError, PenstockError, RequestError, format_value
+from penstock.config.errors import (
+    EngineDeadError,
+    ModelNotFoundError,
+    ParameterError,
+    PenstockError,
+    RequestError,
+    format_value,
+)
 from penstock.engine.api import EngineState
 from penstock.engine.counting import together
 from penstock.host.adapters import AdapterNames
@@ -41,7 +48,8 @@ class ModelContext:
         metrics: its figures.
         trust_request_chat_template: requests may bring a template of their own.
         lease: what keeps it from being unloaded; None where it stays anyway.
-        adapters: those that requests may name.
+        adapters: those that requests may name, of all models.
+        base: the model's own name, also where it answers with an adapter under that of the adapter.
     """
 
     frontend: Frontend
@@ -50,6 +58,7 @@ class ModelContext:
     trust_request_chat_template: bool = False
     lease: Lease | None = None
     adapters: AdapterNames = field(default_factory=AdapterNames)
+    base: str = ""
 
     @property
     def model(self) -> str:
@@ -60,17 +69,24 @@ class ModelContext:
         """The same with the adapter of that name, under which it answers.
 
         Raises:
-            ModelNotFoundError: there is none.
+            ModelNotFoundError: there is none of this model.
         """
         found = self.adapters.find(name)
-        if found is None:
-            message = f"There is no adapter {format_value(name)} here; GET /v1/models lists those there are."
+        if found is None or found.base != self.base:
+            of = "" if found is None else f" of {format_value(self.base)}: it is one of {format_value(found.base)}"
+            message = f"There is no adapter {format_value(name)} here{of}; GET /v1/models lists those there are."
             raise ModelNotFoundError(message, param=param, code="adapter_not_found")
         return replace(self, frontend=self.frontend.adapted(name, (found.use,)))
 
     def weighted(self, scales: Iterable[tuple[int, float]], param: str = "lora") -> ModelContext:
         """The same with adapters by their numbers, each with a weight, and no others; raises ParameterError."""
-        return replace(self, frontend=self.frontend.adapted(self.model, self.adapters.weighted(scales, param)))
+        found = self.adapters.weighted(scales, param, self.base)
+        return replace(self, frontend=self.frontend.adapted(self.base, found))
+
+    def usual(self) -> ModelContext:
+        """The same as it answers where nothing is said of adapters: with those that count unasked."""
+        unasked = self.adapters.unasked(self.base)
+        return replace(self, frontend=self.frontend.adapted(self.base, unasked)) if unasked else self
 
     def again(self) -> ModelContext:
         """The same for work that goes on after the request; to be released."""
@@ -128,6 +144,10 @@ class ServedModels(Protocol):
     @property
     def host(self) -> ModelHost | None:
         """The host of many models; None where there is one."""
+
+    @property
+    def adapters(self) -> AdapterNames:
+        """The adapters of all models."""
 
     def names(self) -> Sequence[str]:
         """Every name that a request may use."""
@@ -191,6 +211,8 @@ class ServerContext:
             RequestError: there is none of that name, or it cannot be loaded.
         """
         model = await self.models.use(request, name, keep_alive, events=bool(events))
+        if lora and adapter:
+            raise ParameterError("lora_path", adapter, "nothing beside lora, which names adapters by their ids")
         if lora:
             return model.weighted([(one.id, one.scale) for one in lora])
         return model.adapted(adapter) if adapter else model

@@ -48,6 +48,8 @@ async def handed_on(request: Request, context: ServerContext, path: str) -> Resp
     if host is None or not host.has_remotes:
         return None
     body = await read_body(request, NamedBody, passing=True)
+    if context.models.adapters.meant(body.model, host.names.own) is not None:
+        return None
     source = await host.find(body.model, str(request.scope[REQUEST_ID]))
     remote = host.remote(source)
     if remote is None:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ModelNotFoundError, RequestError
 from penstock.engine.api import EngineState
+from penstock.host.adapters import AdapterNames
 from penstock.server.connected import while_connected
 from penstock.server.context import ModelContext
 from penstock.server.early import EARLY, EarlyStream
@@ -20,6 +21,7 @@ from penstock.server.metrics import Metrics
 
 if TYPE_CHECKING:
     from penstock.engine.api import EngineClient
+    from penstock.engine.frontend import Frontend
     from penstock.host.model_host import KeepAlive, Lease, ModelHost
     from penstock.host.source import ModelSource
 
@@ -29,8 +31,18 @@ _PATIENCE_S = 1.0  # before a client who waits for events is told what it waits 
 class HostedModels:
     """`ServedModels` of a host."""
 
-    def __init__(self, host: ModelHost, lifecycle: Lifecycle, metrics: Metrics, *, trust_template: bool) -> None:
+    def __init__(
+        self,
+        host: ModelHost,
+        lifecycle: Lifecycle,
+        metrics: Metrics,
+        modules: Sequence[str] = (),
+        *,
+        trust_template: bool,
+    ) -> None:
+        """`modules`: adapters as `host.adapters.of_several` gives them. Raises ConfigError for files that are none."""
         self._host = host
+        self.adapters = AdapterNames(modules, taken=lambda name: name in host.names)
         self._lifecycle, self._metrics = lifecycle, metrics
         self._trust_template = trust_template
 
@@ -53,7 +65,8 @@ class HostedModels:
     ) -> ModelContext:
         if self._lifecycle.draining:
             raise not_ready("The server is shutting down; send the request to another one.", "shutting_down")
-        source = await self._host.find(name, str(request.scope[REQUEST_ID]))
+        adapter = self.adapters.meant(name, self._host.names.own)
+        source = await self._host.find(name if adapter is None else adapter.base, str(request.scope[REQUEST_ID]))
         if source.remote is not None:
             message = f"{source.name} is served elsewhere, by OpenAI's API alone: use POST /v1/chat/completions, "
             raise RequestError(f"{message}/v1/completions or /v1/embeddings.", param="model", code="remote_model")
@@ -61,7 +74,8 @@ class HostedModels:
         work = self._lease(source, keep_alive, early if events else None)
         lease = await while_connected(work, request.receive, self._lifecycle)
         early.at_end(lease.release)
-        return self._context(lease)
+        model = self._context(lease.name, lease.frontend, lease)
+        return model.usual() if adapter is None else model.adapted(adapter.name)
 
     async def _lease(self, source: ModelSource, keep_alive: KeepAlive | None, early: EarlyStream | None) -> Lease:
         """A use of the model; while it is waited for, comments go to a client who waits for events."""
@@ -80,16 +94,15 @@ class HostedModels:
             raise
         return leasing.result()
 
-    def _context(self, lease: Lease) -> ModelContext:
-        metrics = self._metrics.model(lease.name)
-        return ModelContext(lease.frontend, self._lifecycle, metrics, self._trust_template, lease)
+    def _context(self, name: str, frontend: Frontend, lease: Lease | None = None) -> ModelContext:
+        metrics, trust = self._metrics.model(name), self._trust_template
+        return ModelContext(frontend, self._lifecycle, metrics, trust, lease, self.adapters, name)
 
     def all(self) -> Sequence[ModelContext]:
-        there = [entry for entry in self._host.entries() if entry.usable and entry.frontend is not None]
         return [
-            ModelContext(entry.frontend, self._lifecycle, self._metrics.model(entry.name), self._trust_template)
-            for entry in there
-            if entry.frontend is not None
+            self._context(entry.name, entry.frontend)
+            for entry in self._host.entries()
+            if entry.usable and entry.frontend is not None
         ]
 
     def engines(self) -> Mapping[str, EngineClient]:

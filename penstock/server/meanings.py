@@ -23,6 +23,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "scale": "How much of the adapter counts: 1 for all, 0 for nothing.",
         "lora_path": "The name of the adapter to answer with.",
         "lora_name": "The adapter's name, which requests send as their model.",
+        "base_model_name": "The model that the adapter belongs to, where several are served.",
         "load_inplace": "Take the place of an adapter of that name.",
         "pinned": "Whether it stays in memory once it was read, while there is room for others.",
         "adapters": "Files of adapters sent before, by the names they are to have: their digests.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -11,6 +10,7 @@ from starlette.requests import Request
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ModelNotFoundError, format_value
 from penstock.engine.api import EngineState
+from penstock.host.adapters import AdapterNames
 from penstock.server.context import ModelContext
 
 if TYPE_CHECKING:
@@ -34,20 +34,24 @@ class OneModel:
     def state(self) -> EngineState:
         return self._model.frontend.client.state
 
+    @property
+    def adapters(self) -> AdapterNames:
+        return self._model.adapters
+
     def names(self) -> Sequence[str]:
         return (self._model.model, *self._aliases)
 
     async def use(
         self, request: Request, name: str | None, keep_alive: KeepAlive | None, *, events: bool
     ) -> ModelContext:
-        if name is not None and self._model.adapters.find(name) is not None:
-            return self._model.adapted(name)
+        if (adapter := self._model.adapters.meant(name, self._own)) is not None:
+            return self._model.adapted(adapter.name)
         if name is not None and not self._any and name not in self.names():
             raise self.unknown(name)
-        unasked = self._model.adapters.unasked()
-        if not unasked:
-            return self._model
-        return replace(self._model, frontend=self._model.frontend.adapted(self._model.model, unasked))
+        return self._model.usual()
+
+    def _own(self, name: str) -> str | None:
+        return self._model.model if name in self.names() else None
 
     def unknown(self, name: str) -> ModelNotFoundError:
         adapters = [adapter.name for adapter in self._model.adapters.all()]

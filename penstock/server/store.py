@@ -295,7 +295,8 @@ def _refusal(error: sqlite3.Error) -> HttpError:
 def _opened(path: str, *, alone: bool) -> sqlite3.Connection:
     if path != MEMORY:
         file = Path(path).expanduser()
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if alone:  # else the folder is the host's to make, and to be gone with it
+            file.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))  # prompts are nobody else's to read
         path = str(file)
     database = sqlite3.connect(

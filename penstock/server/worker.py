@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MakeApp = Callable[..., "FastAPI"]
 ALIVE_S = 1.0
 _LOOK_S = 0.005
+_HEARD_S = 0.1  # for what the host has told, or that it has gone, to be heard
 _log = logging.getLogger(__name__)
 
 
@@ -137,6 +138,7 @@ class Worker:
                 gc.freeze()  # collecting garbage would look through all of this again and again
                 await asyncio.wait((told, serving), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            await asyncio.wait((told,), timeout=_HEARD_S)  # what failed may have failed because the host has gone
             told.cancel()
             if accepting is not None:
                 accepting.close()

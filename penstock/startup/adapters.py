@@ -26,5 +26,5 @@ def make_adapter_room(spec: EngineSpec) -> AdapterRoom:
     matrices = StoredMatrices(spec.checkpoint, spec.weights)
     room = adapter_bytes(spec.facts, options)
     most = options.max_lora_rank, room // options.max_loras
-    loader = AdapterLoader(targets, model.renames, matrices.read, spec.checkpoint.config, most)
+    loader = AdapterLoader(targets, model.renames, matrices.pieces, spec.checkpoint.config, most)
     return AdapterRoom(loader.load, options.max_loras, room)

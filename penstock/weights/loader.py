@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from penstock.kernels.plain import FLOAT_FORMATS, plain_matrix
 from penstock.kernels.staging import to_device
 from penstock.layers.decoder import DecoderModel
 from penstock.quant.canonical_decode import decode_canonical
-from penstock.quant.decode import canonical_tensor, dequantize, stored_matrix
+from penstock.quant.decode import canonical_tensor, decoded_rows, dequantize, stored_matrix
 from penstock.quant.encode import quantize_matrix
 from penstock.quant.formats.record import Bytes
 from penstock.quant.methods import Method, checkpoint_method
@@ -176,6 +176,14 @@ class _Reader:
             return self._method.canonical(source.key, stored, source.shape)
         return stored_matrix(self._stored_tensor(source.plain.name), source.shape)
 
+    def pieces(self, source: Source) -> Iterator[Tensor]:
+        """One part of a weight that is two-dimensional, decoded to float32, some rows at a time."""
+        matrix = self._canonical(source)
+        if matrix is None:
+            yield self.tensor(source, torch.float32)
+        else:
+            yield from decoded_rows(matrix)
+
     def tensor(self, source: Source, dtype: torch.dtype) -> Tensor:
         """One part of a weight, decoded."""
         part = source.part
@@ -197,8 +205,10 @@ class StoredMatrices:
         self._checkpoint = checkpoint
         self._sources = {source.part.key: source for plan in plans for source in plan.sources}
 
-    def read(self, name: str) -> Tensor:
-        """The weight [outputs, inputs] of a projection in float32, on the host.
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """The weight [outputs, inputs] of a projection in float32 on the host, some outputs at a time.
+
+        A whole table may take more than the model does.
 
         Raises:
             CheckpointError: there is none of that name, or it cannot be decoded.
@@ -210,8 +220,12 @@ class StoredMatrices:
             raise CheckpointError(f"{self._checkpoint.path} has no matrix of its own for {name}.")
         method = checkpoint_method(self._checkpoint.config, self._checkpoint.tensors)
         plain = replace(source, part=replace(source.part, rows=None, transform=None))
-        tensor = _Reader(self._checkpoint, method, _Meter(0, None)).tensor(plain, torch.float32)
-        return tensor.T if source.part.key.endswith(".transposed") else tensor
+        reader = _Reader(self._checkpoint, method, _Meter(0, None))
+        if source.part.key.endswith(".transposed"):
+            yield reader.tensor(plain, torch.float32).T
+        else:
+            yield from reader.pieces(plain)
+        reader.let_go()
 
 
 def _encoded(format: str, source: Source, matrix: Plain, staging: torch.device | None) -> Canonical:

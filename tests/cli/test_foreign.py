@@ -105,6 +105,11 @@ def test_every_answer_says_something_and_names_flags_that_there_are() -> None:
             "penstock serve m --host 1.2.3.4",
             ("--kv-cache-dtype nvfp4 is left out: that value has no like here",),
         ),
+        (
+            "llama-server -m m --port 1 --control-vector-layer-range 2 5 --control-vector v.gguf",
+            "penstock serve m --port 1 --control-vector-layers 2-5 --control-vector v.gguf",
+            ("--control-vector-layer-range 2 5 is --control-vector-layers 2-5.",),
+        ),
         ("sglang serve --model-path m --port 1 x", "penstock serve m --port 1", ("'x' stands alone",)),
     ],
 )
@@ -152,6 +157,8 @@ def test_flags_of_others_on_our_own_command() -> None:
     assert context_of("m", "--enable-auto-tool-choice").meta[UNNEEDED][0].startswith("--enable-auto-tool-choice is not")
     context = context_of("m", "--logits-processors", "a:b", "c=d:e", "--served-model-name", "x", "y")
     assert context.params["logits_processors"] == ["a:b", "c=d:e"] and context.params["aliases"] == ["y"]
+    context = context_of("m", "--control-vector-layer-range", "2", "5", "--lora-modules", "a=b", "c=d", "--port", "1")
+    assert context.params["control_vector_layers"] == "2-5" and context.params["lora_modules"] == ["a=b", "c=d"]
     assert context_of("m", "--chat-template", "-tp {{ x }}").params["chat_template"] == "-tp {{ x }}"
     for words, said in (
         (("--trust-remote-code",), "never run"),

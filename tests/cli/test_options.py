@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -121,6 +122,8 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         lora_modules=("a=b",),
         lora=("c:0.5",),
     )
+    _, server, _ = parsed("--lora-modules", "a=b", "--lora-modules", "c=d", "--lora-pin", "c")
+    assert [json.loads(module)["pinned"] for module in server.lora_modules] == [False, True]
     (tmp_path / "chat.jinja").write_text("{{ 1 }}", encoding="utf-8")
     assert parsed("--chat-template-file", str(tmp_path / "chat.jinja"))[1].chat_template == "{{ 1 }}"
 

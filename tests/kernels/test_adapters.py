@@ -138,7 +138,7 @@ def test_an_adapter_with_a_magnitude_is_the_weight_it_was_trained_as(ops):
     weight, magnitude = torch.randn(OUTPUTS, INPUTS, generator=generator), torch.rand(OUTPUTS, generator=generator) + 1
     down, up = torch.randn(4, INPUTS, generator=generator), torch.randn(OUTPUTS, 4, generator=generator)
     slots = ops.make_adapters(2, INPUTS, OUTPUTS)
-    slots.fill(1, down, up, 0.5, column_factors(weight, down, up, 0.5, magnitude))
+    slots.fill(1, down, up, 0.5, column_factors(weight.split(5), down, up, 0.5, magnitude))
     merged = weight.double() + 0.5 * up.double() @ down.double()
     merged = magnitude.double().unsqueeze(1) * merged / merged.norm(dim=1, keepdim=True)
     x, residual = activations()

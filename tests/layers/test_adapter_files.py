@@ -86,7 +86,7 @@ def test_it_is_the_merged_checkpoint(family: str, dora: bool, tmp_path: Path) ->
     checkpoint = open_checkpoint(tmp_path / "model")
     targets = add_adapters(model, model.kernels, 2, 8)
     stored = StoredMatrices(checkpoint, plan_weights(model, checkpoint, LoadTarget(torch.float32)))
-    for slots, entry in AdapterLoader(targets, model.renames, stored.read).load(use):
+    for slots, entry in AdapterLoader(targets, model.renames, stored.pieces).load(use):
         slots.put(1, entry)
     whole = Harness(load(tmp_path / "merged"), seed=1)
     adapted = Adapted(model, seed=1)
@@ -105,4 +105,4 @@ def test_what_is_too_large_is_not_decoded(
     use = write_adapter(tmp_path / "adapter", linear_layers(tmp_path / "model"), dora=False)
     monkeypatch.setattr("penstock.runtime.adapter_loading.dequantize", lambda *_: pytest.fail("it is decoded"))
     with pytest.raises(CheckpointError, match=said):
-        AdapterLoader({}, (), lambda _: torch.zeros(0), most=most).load(use)
+        AdapterLoader({}, (), lambda _: (), most=most).load(use)

@@ -56,6 +56,8 @@ KINDS = {
     "scaled embedding": Kind("gemma3", TABLES),
     "capped logits": Kind("gemma2", (*TABLES, "up_proj")),
     "DoRA of tables": Kind("llama", TABLES, {"use_dora": True}),
+    # With a pad token transformers 5.23 sets that row of its embedding to 0, whatever the file has.
+    "latent attention": Kind("youtu", "all-linear", model={"pad_token_id": None}),
     "DoRA of a scaled embedding": Kind("gemma3", ("embed_tokens",), {"use_dora": True}),
 }
 
@@ -85,7 +87,7 @@ def adapted(folder: Path) -> Adapted:
     targets = add_adapters(model, model.kernels, 2, 8)
     stored = StoredMatrices(checkpoint, plan_weights(model, checkpoint, LoadTarget(torch.float32)))
     use = AdapterUse(adapter_digest(folder / "adapter"), str(folder / "adapter"))
-    for slots, entry in AdapterLoader(targets, model.renames, stored.read).load(use):
+    for slots, entry in AdapterLoader(targets, model.renames, stored.pieces).load(use):
         slots.put(1, entry)
     return Adapted(model, seed=1)
 

@@ -311,3 +311,10 @@ def test_an_adapter_is_pulled_and_found_by_its_name(
     assert store.find("people/caps") is None, "it is no model"
     assert AdapterNames(["caps=people/caps"]).all()[0].use.path == str(found)
     assert adapter_path(str(folder)) == str(folder) and adapter_path("./nothing/here") == "./nothing/here"
+    (listed,) = store.adapters()
+    assert (listed.name, listed.details["format"], listed.path) == ("people/caps", "adapter", found)
+    assert listed.bytes == sum(map(len, files.values())) and "people/caps" not in [one.name for one in store.list()]
+    assert store.remove("people/caps") == listed.bytes and store.adapters() == []
+    assert not (store.places.hub / "models--people--caps").exists()
+    with pytest.raises(CheckpointError, match="penstock pull people/caps"):
+        adapter_path("people/caps")

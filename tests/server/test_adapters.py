@@ -70,6 +70,11 @@ def test_every_dialect_names_one(own: Running, folders: dict[str, Path]) -> None
     }.items():
         assert asked(own, path, {**body, "model": "one"}) == one, path
         assert asked(own, path, {**body, "model": "scripted"}) == [], path
+    for path, body in {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "Hello", "max_tokens": 2}}.items():
+        assert asked(own, path, {**body, "model": "scripted:one"}) == one, "as SGLang's clients write it"
+        assert asked(own, path, {**body, "lora_path": "one"}) == one
+        refused(own, path, {**body, "model": "other:one"}, 404)
+        refused(own, path, {**body, "lora_path": "one", "lora": [{"id": 0, "scale": 1}]}, 400)
     tgi = {"inputs": "Hello", "parameters": {"adapter_id": "one"}}
     assert asked(own, "/generate", tgi) == asked(own, "/generate", {"text": "Hello", "lora_path": "one"}) == one
 
@@ -189,6 +194,8 @@ def test_how_they_are_given_at_the_start(folders: dict[str, Path]) -> None:
     path = folders["one"]
     names = AdapterNames((f"a={path}", f'{{"name": "b", "path": "{path}", "base_model_name": "x"}}'))
     assert [one.name for one in names.all()] == ["a", "b"]
+    sglang = AdapterNames((f'{{"lora_name": "c", "lora_path": "{path}", "pinned": true}}',)).all()
+    assert [(one.name, one.use.pinned) for one in sglang] == [("c", True)]
     assert len({one.use.digest for one in names.all()}) == 1
     for wrong, said in (
         (f"{path}", "name=path"), ("a=", "name=path"), ("{", "name=path"), ("a=/nowhere", "no adapter at"),
@@ -199,7 +206,7 @@ def test_how_they_are_given_at_the_start(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="in use"):
         AdapterNames((f"a={path}", f"a={path}"))
     with pytest.raises(ConfigError, match="in use"):
-        AdapterNames((f"m={path}",), taken=("m",))
+        AdapterNames((f"m={path}",), taken={"m"}.__contains__)
     with pytest.raises(ConfigError, match="finite"):
         AdapterNames(always=(f"{path}:nan",))
 

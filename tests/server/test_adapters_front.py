@@ -42,5 +42,6 @@ def test_all_processes_know_what_comes_and_goes(shared_data: Path) -> None:
         assert tell("/v1/unload_lora_adapter", {"lora_name": "caps"}).status_code == 200
         assert statuses("caps") == {404}
         assert tell("/v1/unload_lora_adapter", {"lora_name": "caps"}).status_code == 404
-        served.process.terminate()  # killed, it would leave the folder of answers that are kept
-        assert served.process.wait(WAIT_S) == 0
+        before = {process.pid for process in fronts(served)}
+        next(iter(fronts(served))).kill()  # the host is killed while another starts, and leaves no folder
+        until(lambda: len({process.pid for process in fronts(served)} - before) == 1, WAIT_S)

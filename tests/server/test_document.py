@@ -136,7 +136,7 @@ BEYOND = re.compile(
         *("A system message must come first", "cannot classify", "roles must", "this model's: ", "no prompts"),
         "no text to continue",
         # adapters that are not there or count too much,
-        *("no adapter", "the id of an adapter", "that count", "adapters of a request"),
+        *("no adapter", "the id of an adapter", "that count", "adapters of a request", "nothing beside lora"),
         # and items that refer to what is not kept.
         *("Previous response", "the id of ", "call_id of a function_call"),
     ])

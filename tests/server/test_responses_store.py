@@ -54,6 +54,13 @@ async def test_processes_of_one_server_share_a_file(tmp_path: Path) -> None:
         await store.aclose()
 
 
+def test_a_process_makes_no_folder_anew(tmp_path: Path) -> None:
+    """Its host has made it, or has gone and taken it along."""
+    with pytest.raises(ConfigError, match="cannot be used"):
+        ResponseStore(str(tmp_path / "gone" / "responses"), shared=True)
+    assert not (tmp_path / "gone").exists()
+
+
 async def test_owners_see_their_own_alone() -> None:
     store = ResponseStore()
     await store.put("me", record("resp_1"))

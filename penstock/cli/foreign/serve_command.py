@@ -14,7 +14,12 @@ from penstock.cli.foreign.table import ENGINES, SPOKEN, answer_to, flags_of, fou
 UNNEEDED: Final = "penstock.unneeded"
 """Where a context keeps what to say of flags that were typed and are not needed here."""
 _HELP: Final = "--help-flags"
-_SEVERAL: Final = {"--served-model-name": "--alias", "--logits-processors": "--logits-processors"}
+_SEVERAL: Final = {
+    "--served-model-name": "--alias",
+    "--logits-processors": "--logits-processors",
+    "--lora-modules": "--lora-modules",
+}
+_RANGES: Final = {"--control-vector-layer-range": "--control-vector-layers"}
 _WIDTH: Final = 34
 
 
@@ -32,7 +37,7 @@ class ServeCommand(Command):
             for parameter in self.get_params(ctx)
             for name in (*parameter.opts, *parameter.secondary_opts)
         }
-        words, ctx.meta[UNNEEDED] = _ours(_dashed(joined(_named(typed), MEMBERS), takes), takes)
+        words, ctx.meta[UNNEEDED] = _ours(_dashed(joined(_ranged(_named(typed)), MEMBERS), takes), takes)
         return super().parse_args(ctx, [*words, *args[len(typed) :]])
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -71,6 +76,16 @@ def _named(words: Sequence[str]) -> list[str]:
         first = found.index(flag) + 2
         last = next((at for at in range(first, len(found)) if found[at].startswith("-")), len(found))
         found[first:last] = [word for value in found[first:last] for word in (repeated, value)]
+    return found
+
+
+def _ranged(words: Sequence[str]) -> list[str]:
+    """With llama-server's first and last, which are two words, as the one that they are here."""
+    found = [*words]
+    for flag, ours in _RANGES.items():
+        while flag in found:
+            first = found.index(flag)
+            found[first : first + 3] = [ours, "-".join(found[first + 1 : first + 3])]
     return found
 
 

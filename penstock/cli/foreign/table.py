@@ -3,7 +3,7 @@
 A line that begins a group has a word and a sentence: `same` (our flag of that name), `as` (our spelling), `nothing`
 (it may be left out) or `no` (what to do instead). Indented lines list flags; `=` behind one says that it takes a value,
 `=*` several. In our spelling {} stands for the value, {a=b c=} for one that becomes another or is not needed, {,} for
-several with commas between them, {[]} for a list in JSON.
+several with commas between them, {-} for several words with dashes between them here, {[]} for a list in JSON.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class ForeignFlag:
     values: int
     word: str
     about: str
+
+    @property
+    def joins(self) -> bool:
+        """Whether its words are one here, with dashes between them."""
+        return "{-}" in self.about
 
     @property
     def sentence(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -40,6 +40,7 @@ class LoadAdapterBody(Loose):
 
     lora_name: _Name
     lora_path: Annotated[str, Field(min_length=1, max_length=_PATH_CHARS)]
+    base_model_name: Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)] | None = None
     load_inplace: bool = False
     pinned: bool = False
 
@@ -71,52 +72,44 @@ class _Adapters:
 
     def __init__(self, context: ServerContext, keys: AdminKeys) -> None:
         self._context, self._keys = context, keys
-        models = () if context.models.host is not None else context.models.all()
-        self._everywhere = AdapterOrders(models[0].adapters, context.orders) if models else None
+        self.names = context.models.adapters
+        self.everywhere = AdapterOrders(self.names, context.orders)  # in all HTTP processes
 
-    @property
-    def everywhere(self) -> AdapterOrders:
-        """Changes of the one model's adapters, in all HTTP processes."""
-        assert self._everywhere is not None  # `model` has refused several
-        return self._everywhere
-
-    def model(self, request: Request) -> ModelContext:
-        """The one model whose adapters these are, for an administrator.
-
-        Raises:
-            HttpError: 403 for others; 501 where there are several models.
-        """
+    def check(self, request: Request) -> None:
+        """Raises HttpError 403 for those who are no administrators."""
         self._keys.check_admin(request.headers)
-        if self._context.models.host is not None:
-            told = "A server of several models has no adapters; start one of their model alone."
-            raise HttpError(501, f"{request.url.path} is not available here. {told}", code="not_available")
-        (model,) = self._context.models.all()
-        return model
 
-    async def load(self, request: Request, body: LoadAdapterBody) -> AdapterNames:
-        """Reads an adapter, has the engine answer with it once, and gives it its name."""
-        model = self.model(request)
-        model.require_ready()
+    async def load(self, request: Request, body: LoadAdapterBody) -> None:
+        """Reads an adapter, has its model's engine answer with it once, and gives it its name."""
+        self.check(request)
         try:
             use, rank = await asyncio.to_thread(AdapterNames.read, body.lora_path)
         except CheckpointError as error:
             raise RequestError(str(error), param="lora_path", code="adapter_unusable") from error
-        names, again = model.adapters, body.load_inplace
-        names.check(body.lora_name, again=again)
+        self.names.check(body.lora_name, again=body.load_inplace)
+        model = await self._context.model(request, await self._base(body.base_model_name))
+        model.require_ready()
         try:
             await self._try(request, model, body.lora_name, use)
         except RequestError as error:  # of the trial, whose parameters nobody sent
             raise RequestError(str(error), param="lora_path", code=error.code) from error
-        await self.everywhere.add(body.lora_name, replace(use, pinned=body.pinned), rank, again=again)
-        return names
+        use = replace(use, pinned=body.pinned)
+        await self.everywhere.add(body.lora_name, use, rank, model.base, again=body.load_inplace)
 
-    async def unload(self, request: Request, body: UnloadAdapterBody) -> AdapterNames:
+    async def _base(self, name: str | None) -> str | None:
+        """The model that an adapter belongs to; None for the one there is, whatever its clients call it."""
+        host = self._context.models.host
+        if host is None:
+            return None
+        await host.refresh()
+        return host.names.base(name)
+
+    async def unload(self, request: Request, body: UnloadAdapterBody) -> None:
         """Forgets a name; answers that are being written go on."""
-        names = self.model(request).adapters
+        self.check(request)
         if not await self.everywhere.remove(body.lora_name):
             message = f"There is no adapter {format_value(body.lora_name)} here; GET /v1/models lists those there are."
             raise HttpError(404, message, param="lora_name", code="adapter_not_found")
-        return names
 
     async def _try(self, request: Request, model: ModelContext, name: str, use: AdapterUse) -> None:
         """Refuses what the engine cannot use: of another model, or too large. Models that only pool are not asked."""
@@ -152,11 +145,13 @@ def adapters_router(context: ServerContext, keys: AdminKeys) -> APIRouter:
 
     @router.post("/load_lora_adapter", summary="Load an adapter", openapi_extra=takes(LoadAdapterBody))
     async def load_as_sglang(request: Request) -> Response:
-        return _loaded(await adapters.load(request, await read_body(request, LoadAdapterBody)))
+        await adapters.load(request, await read_body(request, LoadAdapterBody))
+        return _loaded(adapters.names)
 
     @router.post("/unload_lora_adapter", summary="Unload an adapter", openapi_extra=takes(UnloadAdapterBody))
     async def unload_as_sglang(request: Request) -> Response:
-        return _loaded(await adapters.unload(request, await read_body(request, UnloadAdapterBody)))
+        await adapters.unload(request, await read_body(request, UnloadAdapterBody))
+        return _loaded(adapters.names)
 
     _add_llama(router, context, adapters)
     return router
@@ -169,26 +164,27 @@ def _loaded(names: AdapterNames) -> Response:
 def _add_llama(router: APIRouter, context: ServerContext, adapters: _Adapters) -> None:
     @router.get("/lora-adapters", summary="List the adapters", openapi_extra=gives("application/json"))
     async def listed() -> Response:
-        models: Sequence[ModelContext] = () if context.models.host is not None else context.models.all()
-        lists = [(model.frontend, model.adapters.all()) for model in models]
-        return await made_answer(lambda: [_as_llama(frontend, one) for frontend, found in lists for one in found])
+        frontends = {model.base: model.frontend for model in context.models.all()}
+        return await made_answer(lambda: [_as_llama(frontends.get(one.base), one) for one in adapters.names.all()])
 
     @router.post("/lora-adapters", summary="Scale the adapters", openapi_extra=dict(_SCALES))
     async def scale(request: Request) -> Response:
         raw = await whole_body(request)
         given = await translated(request, lambda: validate(AdapterScales, _listed(raw)))
         pairs = [(one.id, one.scale) for one in given.adapters]
-        if pairs or context.models.host is None:
-            adapters.model(request)
-            await adapters.everywhere.scale(pairs)
+        adapters.check(request)
+        await adapters.everywhere.scale(pairs)
         return json_response({"success": True})
 
 
-def _as_llama(frontend: Frontend, one: NamedAdapter) -> dict[str, Any]:
+def _as_llama(frontend: Frontend | None, one: NamedAdapter) -> dict[str, Any]:
+    """`frontend`: of its model; None while that is not loaded, where an invocation is not told as a text."""
     told = {"id": one.number, "path": one.name, "scale": one.scale}
     if invocation := one.use.invocation:
-        text = frontend.text.tokenizer.decode(invocation, skip_special_tokens=False)
-        told |= {"alora_invocation_string": text, "alora_invocation_tokens": list(invocation)}
+        told["alora_invocation_tokens"] = list(invocation)
+        if frontend is not None:
+            text = frontend.text.tokenizer.decode(invocation, skip_special_tokens=False)
+            told["alora_invocation_string"] = text
     return told
 
 

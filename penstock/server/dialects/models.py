@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock import __version__
+from penstock.host.adapters import NamedAdapter
 from penstock.host.entry import ModelEntry, ModelState
 from penstock.host.model_host import ModelHost
 from penstock.server.context import ServerContext
@@ -45,17 +46,11 @@ def models_router(context: ServerContext) -> APIRouter:
 
     async def all_models(name: str | None = None) -> Iterable[_Listed]:
         """All models and adapters, of which there may be thousands; of adapters only the one of a given name."""
-        if context.models.host is not None:
-            return await _of_host(context.models.host)
-        (model,) = context.models.all()
-        length, others = model.max_model_len(), [name for name in context.models.names() if name != model.model]
-        known = model.adapters.all() if name is None else filter(None, (model.adapters.find(name),))
-        adapters = (
-            _Listed(one.name, length, {"parent": model.model, "adapter": {"id": one.number, "rank": one.rank}})
-            for one in known
-        )
-        aliases = (_Listed(name, length, {"root": model.model}) for name in others)
-        return chain((_Listed(model.model, length, {}),), aliases, adapters)
+        host, adapters = context.models.host, context.models.adapters
+        found = _of_one(context) if host is None else await _of_host(host)
+        lengths = {model.name: model.max_model_len for model in found}
+        known = adapters.all() if name is None else filter(None, (adapters.find(name),))
+        return chain(found, (_adapter(one, lengths.get(one.base)) for one in known))
 
     async def models(request: Request) -> Response:
         dialect, every = dialect_of_scope(request.scope), await all_models()
@@ -81,6 +76,17 @@ def models_router(context: ServerContext) -> APIRouter:
         return json_response(described(dialect_of_scope(request.scope), found))
 
     return router
+
+
+def _adapter(one: NamedAdapter, length: int | None) -> _Listed:
+    return _Listed(one.name, length, {"parent": one.base, "adapter": {"id": one.number, "rank": one.rank}})
+
+
+def _of_one(context: ServerContext) -> Sequence[_Listed]:
+    """The one model there is, by its own name and by its aliases."""
+    (model,) = context.models.all()
+    length, others = model.max_model_len(), [name for name in context.models.names() if name != model.model]
+    return [_Listed(model.model, length, {}), *(_Listed(name, length, {"root": model.model}) for name in others)]
 
 
 _LLAMA = {"ready": "loaded", "waiting": "loading", "leaving": "loaded", "asleep": "sleeping", "failed": "unloaded"}

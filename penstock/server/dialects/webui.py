@@ -140,9 +140,7 @@ async def _next_tokens(active: ActiveCall, frontend: Frontend, most: int) -> dic
 
 
 def _adapters(context: ServerContext) -> list[str]:
-    """Names of adapters, where one model is served."""
-    models = () if context.models.host is not None else context.models.all()
-    return [one.name for model in models for one in model.adapters.all()]
+    return [one.name for one in context.models.adapters.all()]
 
 
 def _add_models(router: APIRouter, context: ServerContext) -> None:

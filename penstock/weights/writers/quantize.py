@@ -14,7 +14,7 @@ from penstock.config.quantisation import GGUF_FILE_TYPES, QUANTIZE_FORMATS, SAFE
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.imatrix import ImportanceMatrix, read_imatrix
 from penstock.weights.open import open_checkpoint
-from penstock.weights.writers.files import replacing
+from penstock.weights.writers.files import check_replaceable, replacing
 from penstock.weights.writers.folder_model import plan_folder
 from penstock.weights.writers.gguf import Progress, write_gguf
 from penstock.weights.writers.gguf_model import gguf_name, plan_gguf, source_of
@@ -98,8 +98,7 @@ def _check_output(path: Path, format: str, checkpoint: Checkpoint, force: bool) 
         raise ConfigError(f"--output is {path}, where the model itself lies; choose another place.")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; choose another --output, or replace it with --force.")
-    if path.is_dir() and not (path / "config.json").is_file() and any(path.iterdir()):
-        raise ConfigError(f"{path} is a folder that holds no model; it is not replaced. Choose another --output.")
+    check_replaceable(path)
 
 
 def _source_bytes(checkpoint: Checkpoint) -> int:

@@ -51,7 +51,7 @@ def openai_router(context: ServerContext, chats: StoredChats, running: RunningCh
         if (answer := await handed_on(request, context, "/chat/completions")) is not None:
             return answer
         body = await read_body(request, ChatBody)
-        model = await context.model(request, body.model, events=body.stream, lora=body.lora)
+        model = await context.model(request, body.model, events=body.stream, lora=body.lora, adapter=body.lora_path)
         with param_names({**sent_names(body), **names_of_theirs(body)}):
             model.check_template(body.chat_template)
             call = await translated(request, chat_call, body, model.frontend.text.defaults)
@@ -68,7 +68,7 @@ def openai_router(context: ServerContext, chats: StoredChats, running: RunningCh
         if (answer := await handed_on(request, context, "/completions")) is not None:
             return answer
         body = await read_body(request, CompletionBody)
-        model = await context.model(request, body.model, events=body.stream, lora=body.lora)
+        model = await context.model(request, body.model, events=body.stream, lora=body.lora, adapter=body.lora_path)
         with param_names({**sent_names(body), **names_of_theirs(body)}):
             call = await translated(request, completion_call, body, model.frontend.text.defaults)
             model.require_ready()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from penstock.config import limits
-from penstock.server.adapter_fields import AdapterBody
+from penstock.server.adapter_fields import NamedAdapterBody
 from penstock.server.ending import EndingBody
 from penstock.server.sampler_fields import SamplerBody
 from penstock.server.sampling import AnyAlternatives, HintedBody, MaxTokens
@@ -38,7 +38,7 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class Sampling(SamplerBody, AdapterBody, HintedBody, CutBody, EndingBody, WebuiBody):
+class Sampling(SamplerBody, NamedAdapterBody, HintedBody, CutBody, EndingBody, WebuiBody):
     """Fields that chat and text completions share."""
 
     stream_options: StreamOptions | None = None
