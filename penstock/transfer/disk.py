@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import get_ident
 from typing import Final
 
 from penstock.config.errors import ConfigError
@@ -56,6 +57,7 @@ class DiskStore(Described):
         self._folder = folder
         self._sizes = tuple(sizes)
         self._paused_until = 0.0
+        self._buffers: dict[int, dict[int, bytearray]] = {}  # by thread and size
         self._starts: list[tuple[int, int]] = []  # by group, the first byte and the bytes of a place
         start = 0
         for size, numbers in zip(sizes, places, strict=True):
@@ -121,7 +123,7 @@ class DiskStore(Described):
 
     def read(self, place: int, entry: Entry) -> Bytes:
         size = self._sizes[entry.group]
-        data = bytearray(_HEAD.size + size)
+        data = self._buffer(_HEAD.size + size)
         view, start = memoryview(data), self._place(entry.group, place)
         done = 0
         while done < len(data):
@@ -136,6 +138,13 @@ class DiskStore(Described):
         if zlib.crc32(body, zlib.crc32(digest)) != sum_:
             raise StoreError("it is damaged")
         return body
+
+    def _buffer(self, size: int) -> bytearray:
+        """This thread's own, since fresh memory takes as long as reading into it."""
+        buffers = self._buffers.setdefault(get_ident(), {})
+        if size not in buffers:
+            buffers[size] = bytearray(size)
+        return buffers[size]
 
     def close(self) -> None:
         self._index.close()

@@ -31,7 +31,11 @@ class Store(Protocol):
         """Keeps a block. Raises StoreError or OSError where it cannot."""
 
     def read(self, place: int, entry: Entry) -> Bytes:
-        """What was written, checked. Raises StoreError or OSError where it is not there, or not that."""
+        """What was written, checked; valid until this thread reads again.
+
+        Raises:
+            StoreError, OSError: it is not there, or not that.
+        """
 
     def found(self) -> Iterator[tuple[int, Entry]]:
         """What is there from before."""
