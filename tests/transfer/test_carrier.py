@@ -1,0 +1,205 @@
+"""Who carries blocks: each transfer ends once, whole or not, and nothing is written that nobody wants any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.core.kv.node import Namespace
+from penstock.core.policies.bounded_tier import Entry
+from penstock.core.protocol import CacheOp, CacheOpKind
+from penstock.runtime.kv_memory import KVMemory
+from penstock.startup.restart import ArrayCaches
+from penstock.transfer.carrier import Carrier
+from penstock.transfer.pieces import Bytes, Pieces
+from penstock.transfer.store import RamBefore, RamStore, StoreError
+
+DEADLINE_S = 60.0
+SPECS = (
+    CacheSpec(CacheKind.FULL, 2, 16, 16), CacheSpec(CacheKind.SLIDING, 1, 16, 16, window=9),
+    CacheSpec(CacheKind.STATE, state=((3, 4), (5,))), CacheSpec(CacheKind.LATENT, 1, 32, 16),
+)  # fmt: skip
+
+
+class GatedStore(RamStore):
+    """A store that waits, or fails, when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Event()
+        self.gate.set()
+        self.fails: type[Exception] | None = None
+
+    def _pass(self) -> None:
+        assert self.gate.wait(DEADLINE_S)
+        if self.fails is not None:
+            raise self.fails("told to fail")
+
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes]) -> None:
+        self._pass()
+        super().write(place, entry, parts)
+
+    def read(self, place: int, entry: Entry) -> Bytes:
+        self._pass()
+        return super().read(place, entry)
+
+
+def memory_of(seed: int) -> KVMemory:
+    memory = KVMemory(ArrayCaches(), SPECS, (6, 6, 6), 8, kv_types=("float32",) * 4, device=None, state_slots=6)
+    rng = np.random.default_rng(seed)
+    for group in range(memory.num_groups):
+        for index in range(6):
+            for piece in memory.pieces(group, index):
+                piece.reshape(-1).view(np.uint8)[:] = rng.integers(0, 256, piece.nbytes, np.uint8)
+    return memory
+
+
+def content(memory: KVMemory, group: int, index: int) -> bytes:
+    return b"".join(piece.tobytes() for piece in memory.pieces(group, index))
+
+
+def save(transfer: int, group: int, block: int, place: int) -> CacheOp:
+    return CacheOp(CacheOpKind.SAVE, group, block, 0, 8, transfer, place)
+
+
+def load(transfer: int, group: int, block: int, place: int) -> CacheOp:
+    return CacheOp(CacheOpKind.LOAD, group, 0, block, 8, transfer, place)
+
+
+def ended(carrier: Carrier, count: int) -> dict[int, bool]:
+    """Transfers as they end, and whether each did what it should."""
+    found: dict[int, bool] = {}
+    until = time.monotonic() + DEADLINE_S
+    while len(found) < count:
+        assert time.monotonic() < until
+        now = carrier.ended(0.01)
+        assert not found.keys() & set(now.finished) and set(now.failed) <= set(now.finished)
+        found |= {transfer: transfer not in now.failed for transfer in now.finished}
+    return found
+
+
+def described(store: Any, count: int = 20, digest: bytes = b"") -> None:
+    for place in range(count):
+        store.describe(place, Entry(place % 4, digest or bytes([place] * 16), b"", Namespace("", None), ()))
+
+
+@pytest.mark.parametrize("layered", [False, True])
+def test_blocks_of_every_group_come_back_as_they_went(layered: bool) -> None:
+    memory = memory_of(1)
+    store = RamBefore(RamStore(), 5000) if layered else RamStore()
+    described(store)
+    carrier = Carrier(Pieces(memory, None), store)
+    before = [content(memory, group, 1) for group in range(4)]
+    for group in range(4):
+        carrier.start(save(group, group, 1, group))
+    assert ended(carrier, 4) == dict.fromkeys(range(4), True)
+    for group in range(4):
+        carrier.start(load(10 + group, group, 4, group))
+    assert ended(carrier, 4) == dict.fromkeys(range(10, 14), True)
+    assert [content(memory, group, 4) for group in range(4)] == before
+    assert not carrier.ended().finished
+    carrier.close()
+
+
+def test_a_state_is_copied_as_it_was_when_it_was_asked_for() -> None:
+    memory, store = memory_of(2), GatedStore()
+    described(store)
+    carrier = Carrier(Pieces(memory, None), store)
+    before = content(memory, 3, 1)
+    store.gate.clear()
+    carrier.start(save(1, 3, 1, 3))
+    for piece in memory.pieces(3, 1):
+        piece[:] = 0
+    store.gate.set()
+    ended(carrier, 1)
+    carrier.start(load(2, 3, 2, 3))
+    ended(carrier, 1)
+    assert content(memory, 3, 2) == before
+    carrier.close()
+
+
+@pytest.mark.parametrize("error", [StoreError, OSError, ValueError])
+def test_what_fails_is_told_and_changes_nothing(error: type[Exception]) -> None:
+    memory, store = memory_of(3), GatedStore()
+    described(store)
+    carrier = Carrier(Pieces(memory, None), store)
+    carrier.start(save(1, 0, 1, 0))
+    ended(carrier, 1)
+    store.fails = error
+    before = content(memory, 0, 2)
+    carrier.start(load(2, 0, 2, 0))
+    carrier.start(save(3, 0, 1, 4))
+    assert ended(carrier, 2) == {2: False, 3: False}
+    assert content(memory, 0, 2) == before
+    store.fails = None
+    carrier.start(load(4, 0, 2, 0))
+    assert ended(carrier, 1) == {4: True}
+    carrier.close()
+
+
+def test_another_block_at_a_place_is_not_taken() -> None:
+    memory, store = memory_of(4), RamStore()
+    described(store)
+    carrier = Carrier(Pieces(memory, None), store)
+    carrier.start(save(1, 0, 1, 0))
+    ended(carrier, 1)
+    described(store, digest=b"another")
+    carrier.start(load(2, 0, 2, 0))
+    assert ended(carrier, 1) == {2: False}
+    carrier.close()
+
+
+def test_after_all_was_ended_nothing_is_written_and_nothing_told() -> None:
+    memory, store = memory_of(5), GatedStore()
+    described(store)
+    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    carrier.start(save(1, 0, 1, 0))
+    ended(carrier, 1)
+    store.gate.clear()
+    before = content(memory, 0, 2)
+    carrier.start(load(2, 0, 2, 0))
+    carrier.start(load(3, 0, 3, 0))
+    carrier.abort()
+    store.gate.set()
+    carrier.start(load(4, 0, 4, 0))
+    assert ended(carrier, 1) == {4: True}
+    assert content(memory, 0, 2) == before and content(memory, 0, 4) == content(memory, 0, 1)
+    carrier.close()
+
+
+def test_loads_come_before_saves() -> None:
+    memory, store = memory_of(6), GatedStore()
+    described(store)
+    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    carrier.start(save(1, 0, 1, 0))
+    ended(carrier, 1)
+    store.gate.clear()
+    for number in range(2, 6):
+        carrier.start(save(number, 0, 1, 4))
+    carrier.start(load(9, 0, 2, 0))
+    store.gate.set()
+    order = list(ended(carrier, 5))
+    assert order.index(9) <= 1, "one save had begun"
+    carrier.close()
+
+
+def test_memory_before_a_store_is_bounded() -> None:
+    behind = RamStore()
+    store = RamBefore(behind, 250)
+    for place in range(5):
+        one = Entry(0, bytes([place] * 16), b"", Namespace("", None), ())
+        store.describe(place, one)
+        store.write(place, one, (bytes([place] * 60), bytes([place] * 40)))
+    assert [len(data) for _, data in vars(store)["_kept"].values()] == [100, 100]
+    for place in range(5):
+        assert store.read(place, store.entry(place)) == bytes([place] * 100)
+    store.forget(4)
+    assert vars(store)["_size"] == 100
+    with pytest.raises(KeyError):
+        store.entry(4)
