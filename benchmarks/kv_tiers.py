@@ -1,8 +1,10 @@
-"""What a lower tier of the KV cache is worth: time to a first token of prefixes that left the pool, and after a restart.
+"""What a lower tier of the KV cache is worth: for prefixes that left the pool, after a restart, and over a trace.
 
 `--part evicted`: a prompt of so many tokens is computed, found in the pool, and found below once the pool is empty:
 in memory, on disk with the file in the page cache, and on disk without. `--part restart`: the first answer of a new
-engine beside a hit in the pool. All in turns, in one process, with random weights of a model's shape or a real model.
+engine beside a hit in the pool. `--part trace`: requests of Mooncake's conversations, their lengths divided by `--scale`,
+eight at a time, with a pool of so many hundredths of what they need together, with and without a disk below it, beside
+a pool that holds all. All in turns, in one process, with random weights of a model's shape or a real model.
 """
 
 from __future__ import annotations
@@ -135,20 +137,116 @@ def restart(given: Any, model: Path, folder: Path) -> dict[str, dict[str, list[f
     return {key: dict(times) for key, times in found.items()}
 
 
+def conversations(given: Any) -> list[tuple[tuple[int, ...], int]]:
+    """Prompts and lengths of answers; equal blocks of the trace have equal tokens."""
+    found = []
+    size = 512 // given.scale
+    with (given.data / "trace" / "mooncake_conversation_trace.jsonl").open(encoding="utf-8") as lines:
+        for line in lines:
+            one = json.loads(line)
+            length = max(2, one["input_length"] // given.scale)
+            blocks = (random.Random(block) for block in one["hash_ids"])
+            tokens = tuple(rng.randrange(10, 4_000) for rng in blocks for _ in range(size))[:length]
+            found.append((tokens, max(1, one["output_length"] // given.scale)))
+            if len(found) == given.requests:
+                break
+    return found
+
+
+def served(engine: Engine, asked: list[tuple[tuple[int, ...], int]], rows: int) -> dict[str, float]:
+    """Serves all, so many at a time; hits, times to a first token and the rate of tokens."""
+    waiting = list(enumerate(asked))[::-1]
+    begun: dict[str, float] = {}
+    firsts: list[float] = []
+    hits = live = tokens = 0
+    started = time.perf_counter()
+    while waiting or engine.has_work:
+        while waiting and live < rows:
+            number, (prompt, most) = waiting.pop()
+            begun[f"r{number}"] = time.perf_counter()
+            sampling = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
+            engine.add(EngineRequest(f"r{number}", prompt, sampling))
+            live += 1
+            tokens += len(prompt) + most
+        for output in engine.step():
+            assert output.error is None, output.error
+            if output.cached_tokens is not None:
+                hits += output.cached_tokens
+            if output.tokens and output.request_id in begun:
+                firsts.append(time.perf_counter() - begun.pop(output.request_id))
+            live -= output.finish_reason is not None
+    seconds = time.perf_counter() - started
+    firsts.sort()
+    return {
+        "hits": hits,
+        "ttft_p50": firsts[len(firsts) // 2],
+        "ttft_p99": firsts[len(firsts) * 99 // 100],
+        "tokens_per_s": tokens / seconds,
+        "declined": dict(engine.stats().kv_below).get("declined", 0),
+    }
+
+
+def trace(given: Any, model: Path, folder: Path) -> dict[str, dict[str, float]]:
+    """What was found and how fast, by pool and by what lies below it."""
+    asked = conversations(given)
+    size = 8
+    longest = max(len(prompt) + most for prompt, most in asked) + size
+    whole = sum(-(-(len(prompt) + most) // size) for prompt, most in asked) + 64
+    found: dict[str, dict[str, float]] = {}
+    needed = whole
+    for share in (100, *given.shares):
+        for below in (None,) if share == 100 else (None, given.size):
+            blocks = max(needed * share // 100, given.rows * -(-longest // size) + 16)
+            engine, _ = build_engine(
+                EngineOptions(
+                    model=str(model), load_format="dummy" if given.shape else "auto", quantize=given.quantize,
+                    max_model_len=longest, max_num_seqs=given.rows, kv_blocks=blocks, block_size=size,
+                    kv_disk=below, kv_disk_path=str(folder / f"{share}"),
+                )
+            )  # fmt: skip
+            name = f"{share} %" + (" and disk" if below else "")
+            found[name] = {"blocks": blocks, **served(engine, asked, given.rows)}
+            if share == 100:
+                usage = engine.scheduler.cache.pools[0]
+                needed = usage.num_blocks - usage.num_free
+            engine.close()
+            print(name, found[name], flush=True)
+    return found
+
+
+def tell_trace(given: Any, found: dict[str, dict[str, float]]) -> None:
+    """Prints and keeps what `trace` has found."""
+    whole = found["100 %"]["hits"]
+    rows = [
+        (name, int(one["blocks"]), one["hits"] / whole, one["ttft_p50"], one["ttft_p99"], one["tokens_per_s"])
+        for name, one in found.items()
+    ]
+    figures = {"scale": given.scale, "requests": given.requests, "rows": given.rows, "found": found}
+    columns = ("pool", "blocks", "hits of all", "TTFT p50, s", "p99, s", "tokens/s")
+    report(f"kv_tiers_trace_{given.shape or Path(given.model).stem}", given.results, figures, columns, rows)
+
+
 def main() -> None:
     """Measures one part."""
     parser = arguments(__doc__)
-    parser.add_argument("--part", choices=("evicted", "restart"), default="evicted")
+    parser.add_argument("--part", choices=("evicted", "restart", "trace"), default="evicted")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights; else --model")
     parser.add_argument("--model", default="penstock-concierge")
     parser.add_argument("--quantize", default=None)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024])
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--scale", type=int, default=64, help="of the trace: lengths are divided by it")
+    parser.add_argument("--requests", type=int, default=150)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--shares", type=int, nargs="+", default=[10, 25, 50])
     parser.add_argument("--size", type=int, default=4 << 30, help="bytes of the tier")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kv-tiers-"))
     try:
         model = dummy_model(folder / "model", given.shape) if given.shape else Path(given.model)
+        if given.part == "trace":
+            tell_trace(given, trace(given, model, folder / "kv"))
+            return
         times = (evicted if given.part == "evicted" else restart)(given, model, folder / "kv")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

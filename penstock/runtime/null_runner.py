@@ -185,6 +185,8 @@ class NullRunner:
 
     def _move(self, op: CacheOp) -> None:
         size = self._block_size
+        if op.kind is CacheOpKind.CANCEL:
+            return
         if self._states is not None and op.group == len(self._slots):
             self._move_state(op, self._states)
             return

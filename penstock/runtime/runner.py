@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.runtime.pooling import Pooled, Pooler
     from penstock.runtime.replay import ReplayExecutor
 
-_MOVES = (CacheOpKind.LOAD, CacheOpKind.SAVE)
+_MOVES = (CacheOpKind.LOAD, CacheOpKind.SAVE, CacheOpKind.CANCEL)
 _MOVES_S = 0.005  # for a transfer, with nothing else to do
 
 

@@ -47,12 +47,16 @@ class Carrier(Mover):
         self._finished: list[int] = []
         self._failed: list[int] = []
         self._under_way = 0
+        self._waiting: set[int] = set()  # loads that have not begun
         self._told = float("-inf")
         self._threads = [Thread(target=self._work, name=f"kv-{n}", daemon=True) for n in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def start(self, op: CacheOp) -> None:
+        if op.kind is CacheOpKind.CANCEL:
+            self._cancel(op.transfer)
+            return
         parts: Sequence[Bytes] = ()
         if op.kind is CacheOpKind.SAVE:
             parts = self._pieces.read(op.group, op.source)
@@ -60,6 +64,8 @@ class Carrier(Mover):
                 parts = (b"".join(parts),)  # a state's slot may be another's before the copy is made
         with self._changed:
             self._under_way += 1
+            if op.kind is CacheOpKind.LOAD:
+                self._waiting.add(op.transfer)
         rank = (int(op.kind is CacheOpKind.SAVE), next(self._numbers))
         self._jobs.put(_Job(rank, op, self._store.entry(op.place), parts, self._life))
 
@@ -80,8 +86,30 @@ class Carrier(Mover):
         with self._changed:
             self._life += 1
             self._under_way = 0
+            self._waiting.clear()
             self._finished.clear()
             self._failed.clear()
+
+    def _cancel(self, transfer: int) -> None:
+        """A load that has not begun ends now, as failed: its block is wanted for something else."""
+        with self._changed:
+            if transfer in self._waiting:
+                self._waiting.remove(transfer)
+                self._end(transfer, failed=True)
+
+    def _end(self, transfer: int, *, failed: bool) -> None:
+        self._under_way -= 1
+        self._finished.append(transfer)
+        if failed:
+            self._failed.append(transfer)
+        self._changed.notify_all()
+
+    def _begins(self, job: _Job, op: CacheOp) -> bool:
+        """Whether a job is still wanted, which it is then to its end."""
+        with self._changed:
+            wanted = job.life == self._life and (op.kind is CacheOpKind.SAVE or op.transfer in self._waiting)
+            self._waiting.discard(op.transfer)
+        return wanted
 
     def close(self) -> None:
         self.abort()
@@ -94,17 +122,12 @@ class Carrier(Mover):
 
     def _work(self) -> None:
         while (job := self._jobs.get()).op is not None and job.entry is not None:
-            if job.life != self._life:
+            if not self._begins(job, job.op):
                 continue
             failed = not self._carried(job, job.op, job.entry)
             with self._changed:
-                if job.life != self._life:
-                    continue
-                self._under_way -= 1
-                self._finished.append(job.op.transfer)
-                if failed:
-                    self._failed.append(job.op.transfer)
-                self._changed.notify_all()
+                if job.life == self._life:
+                    self._end(job.op.transfer, failed=failed)
 
     def _carried(self, job: _Job, op: CacheOp, entry: Entry) -> bool:
         try:

@@ -173,6 +173,30 @@ def test_after_all_was_ended_nothing_is_written_and_nothing_told() -> None:
     carrier.close()
 
 
+def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
+    memory, store = memory_of(7), GatedStore()
+    described(store)
+    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    carrier.start(save(1, 0, 1, 0))
+    ended(carrier, 1)
+    store.gate.clear()
+    before = content(memory, 0, 3)
+    for transfer in (2, 3):
+        carrier.start(load(transfer, 0, transfer, 0))
+    until = time.monotonic() + DEADLINE_S
+    while 2 in vars(carrier)["_waiting"]:
+        assert time.monotonic() < until
+    for transfer in (2, 3, 77):
+        carrier.start(CacheOp(CacheOpKind.CANCEL, 0, 0, transfer, 0, transfer))
+    assert ended(carrier, 1) == {3: False}
+    store.gate.set()
+    assert ended(carrier, 1) == {2: True}, "it had begun"
+    carrier.start(load(4, 0, 4, 0))
+    assert ended(carrier, 1) == {4: True}
+    assert content(memory, 0, 3) == before
+    carrier.close()
+
+
 def test_loads_come_before_saves() -> None:
     memory, store = memory_of(6), GatedStore()
     described(store)

@@ -152,6 +152,7 @@ class Transfers:
         for transfer in allocation.transfers:
             load = self._loads[transfer]
             load.sequence = None
+            self._cache.ops.append(CacheOp(CacheOpKind.CANCEL, load.group, NULL_BLOCK, load.block, 0, transfer))
             if load.group != self._cache.states.group:
                 held.remove((load.group, load.block))
         allocation.transfers.clear()
@@ -168,11 +169,8 @@ class Transfers:
 
     def overdue(self) -> set[TokenSequence]:
         """Sequences that have waited too long for a load: they start anew, and the load ends when it may."""
-        if not self._loads:
-            return set()
-        now = monotonic()
-        late = [load for load in self._loads.values() if load.sequence and now - load.begun > load.patience]
-        return {load.sequence for load in late if load.sequence}
+        now = monotonic() if self._loads else 0.0
+        return {load.sequence for load in self._loads.values() if load.sequence and now - load.begun > load.patience}
 
     def fail_all(self) -> Iterator[TokenSequence]:
         """Nothing is on its way any more, since a step failed. Gives the sequences that must start anew."""
@@ -194,7 +192,7 @@ class Transfers:
 
     def _finish_load(self, transfer: int, load: _Load, failed: bool) -> TokenSequence | None:
         self.tier.close(load.place, None if failed else monotonic() - load.begun)
-        if failed and load.node.below.get(load.group) == load.place:
+        if failed and load.sequence is not None and load.node.below.get(load.group) == load.place:
             self.tier.free(load.place)
             self._cache.tree.forget_below(load.node, load.group)
         sequence = load.sequence
