@@ -2,8 +2,8 @@
 
 `--part evicted`: a prompt of so many tokens is computed, found in the pool, and found below once the pool is empty:
 in memory, on disk with the file in the page cache, and on disk without. `--part restart`: the first answer of a new
-engine beside a hit in the pool. `--part trace`: requests of Mooncake's conversations, their lengths divided by `--scale`,
-eight at a time, with a pool of so many hundredths of what they need together, with and without a disk below it, beside
+engine beside a hit in the pool. `--part trace`: Mooncake's conversations, their lengths divided by `--scale`, `--rows`
+at a time, with a pool of so many hundredths of what they need together, with and without a disk below it, beside
 a pool that holds all. All in turns, in one process, with random weights of a model's shape or a real model.
 """
 
@@ -144,6 +144,8 @@ def conversations(given: Any) -> list[tuple[tuple[int, ...], int]]:
     with (given.data / "trace" / "mooncake_conversation_trace.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
             one = json.loads(line)
+            if one["input_length"] > given.longest * given.scale:
+                continue
             length = max(2, one["input_length"] // given.scale)
             blocks = (random.Random(block) for block in one["hash_ids"])
             tokens = tuple(rng.randrange(10, 4_000) for rng in blocks for _ in range(size))[:length]
@@ -236,8 +238,9 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--scale", type=int, default=64, help="of the trace: lengths are divided by it")
-    parser.add_argument("--requests", type=int, default=150)
-    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--longest", type=int, default=400, help="of the prompts; longer ones are left out")
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--shares", type=int, nargs="+", default=[10, 25, 50])
     parser.add_argument("--size", type=int, default=4 << 30, help="bytes of the tier")
     given = parser.parse_args()

@@ -87,12 +87,12 @@ class KVMemory:
         """Cache groups, recurrent states counted as one behind all groups of blocks."""
         return len(self._members) + self.has_states
 
-    def pieces(self, group: int, index: int) -> list[Any]:
-        """What the layers of a group keep in a block, or a recurrent state in a slot: contiguous views."""
+    def arrays(self, group: int) -> list[Any]:
+        """What the layers of a group keep, each array [blocks, …], or [slots, …] of recurrent states."""
         if group == len(self._members):
-            return [array[index] for array in self._states]
+            return list(self._states)
         kept = [(kv.key,) if kv.latent else (kv.key, kv.value) for kv in self._members[group]]
-        return [array[index] for arrays in kept for array in arrays]
+        return [array for arrays in kept for array in arrays]
 
     def apply(self, op: CacheOp) -> None:
         """Copies a block, or a recurrent state; loads and saves are a mover's."""

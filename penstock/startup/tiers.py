@@ -26,7 +26,7 @@ from penstock.weights.content import content_digest
 
 log = logging.getLogger(__name__)
 _LAYOUT: Final = 1  # of what is kept
-_MOST_SAVING: Final = 64  # blocks that are written at a time
+_MOST_SAVING: Final = 512  # blocks that are written at a time
 # What the numbers in a block depend on, besides the weights and the arithmetic.
 _DECIDE: Final = (
     *("dtype", "kv_cache_dtype", "quantize", "isa", "arithmetic", "batch_invariant", "block_size", "hf_overrides"),
@@ -67,7 +67,6 @@ def settle_tier(started: Started, cache: KVCache) -> None:
         min(_MOST_SAVING, max(len(ranges), places)),
         cache.tree.forget_below,
         eager=True,
-        ahead=2 * (options.max_num_batched_tokens or 0) // options.block_size,
         catalog=store,
     )
     cache.transfers.tier = tier

@@ -91,11 +91,11 @@ class Carrier(Mover):
             self._failed.clear()
 
     def _cancel(self, transfer: int) -> None:
-        """A load that has not begun ends now, as failed: its block is wanted for something else."""
+        """A load that has not begun ends now, without being done: its block is wanted for something else."""
         with self._changed:
             if transfer in self._waiting:
                 self._waiting.remove(transfer)
-                self._end(transfer, failed=True)
+                self._end(transfer, failed=False)
 
     def _end(self, transfer: int, *, failed: bool) -> None:
         self._under_way -= 1

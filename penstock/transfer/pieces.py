@@ -22,38 +22,35 @@ class Pieces:
 
     def __init__(self, memory: KVMemory, device: str | None) -> None:
         """`device` of torch; None, or "cpu", where the memory is the host's."""
-        self._memory = memory
         self._stream: Any = None
-        if device is not None and device != "cpu":
+        self._host = device is None or device == "cpu"
+        if device is not None and not self._host:
             import torch
 
             if torch.device(device).type == "cuda":
                 self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._host = False
-        else:
-            self._host = True
+        groups = [memory.arrays(group) for group in range(memory.num_groups)]
+        self._arrays = [[_rows(array) for array in arrays] if self._host else arrays for arrays in groups]
         self.states = memory.num_groups - 1 if memory.has_states else -1
-        self.sizes = tuple(sum(_size(piece) for piece in memory.pieces(g, 0)) for g in range(memory.num_groups))
+        self.sizes = tuple(sum(int(array[0].nbytes) for array in arrays) for arrays in groups)
 
     def read(self, group: int, index: int) -> list[Bytes]:
         """The bytes of a block (or state slot), without a copy where they are on the host."""
-        pieces = self._memory.pieces(group, index)
         if self._host:
-            return [memoryview(_host_bytes(piece)) for piece in pieces]
-        return [self._from_device(pieces)]
+            return [array[index].data for array in self._arrays[group]]
+        return [self._from_device([array[index] for array in self._arrays[group]])]
 
     def write(self, group: int, index: int, data: Bytes) -> None:
         """Sets the bytes of a block (or state slot), which are `sizes[group]` many."""
-        pieces = self._memory.pieces(group, index)
+        pieces = [array[index] for array in self._arrays[group]]
         source = np.frombuffer(data, np.uint8)
         if not self._host:
             self._to_device(pieces, source)
             return
         start = 0
         for piece in pieces:
-            target = _host_bytes(piece)
-            target[:] = source[start : start + target.size]
-            start += target.size
+            piece[:] = source[start : start + piece.size]
+            start += piece.size
 
     def _from_device(self, pieces: Sequence[Any]) -> bytes:
         import torch
@@ -76,14 +73,10 @@ class Pieces:
             self._stream.synchronize()
 
 
-def _size(piece: Any) -> int:
-    return int(piece.nbytes)
+def _rows(array: Any) -> Any:
+    """The bytes [rows, bytes of a row] of an array or tensor on the host, which they share."""
+    if not isinstance(array, np.ndarray):
+        import torch
 
-
-def _host_bytes(piece: Any) -> Any:
-    """A numpy array of the bytes of an array or tensor on the host, which it shares."""
-    if isinstance(piece, np.ndarray):
-        return piece.reshape(-1).view(np.uint8)
-    import torch
-
-    return piece.reshape(-1).view(torch.uint8).numpy()
+        array = array.reshape(len(array), -1).view(torch.uint8).numpy()
+    return array.reshape(len(array), -1).view(np.uint8)

@@ -192,14 +192,14 @@ class Transfers:
 
     def _finish_load(self, transfer: int, load: _Load, failed: bool) -> TokenSequence | None:
         self.tier.close(load.place, None if failed else monotonic() - load.begun)
-        if failed and load.sequence is not None and load.node.below.get(load.group) == load.place:
+        if failed and load.node.below.get(load.group) == load.place:
             self.tier.free(load.place)
             self._cache.tree.forget_below(load.node, load.group)
         sequence = load.sequence
         recurrent = load.group == self._cache.states.group
         if sequence is None or sequence.allocation is None:
             if recurrent:
-                self._cache.states.adopt(load.block, None if failed else load.node)
+                self._cache.states.adopt(load.block, None)  # it may have been cancelled
             else:
                 self._cache.release_all([(load.group, load.block)])
             return None

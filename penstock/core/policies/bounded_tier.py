@@ -142,14 +142,12 @@ class BoundedTier(Tier):
         dropped: Callable[[Node, int], None],
         *,
         eager: bool = False,
-        ahead: int = _AHEAD,
         catalog: Catalog | None = None,
     ) -> None:
         """`dropped` is told which node's block, of which group, has no copy here any more.
 
         Args:
             eager: blocks are copied when they are computed, and not only when they are about to be evicted.
-            ahead: as many as a step may evict.
             catalog: remembers what copies are of.
         """
         super().__init__()
@@ -160,7 +158,6 @@ class BoundedTier(Tier):
         self._most_saving = most_saving
         self._dropped = dropped
         self._eager = eager
-        self._ahead = ahead
         self._urgent = False  # what is about to be evicted comes before copies of what is on the device
         self._catalog = catalog or NoCatalog()
         self._fresh: deque[Node] = deque(maxlen=max(64, max(places, default=0)))
@@ -204,8 +201,8 @@ class BoundedTier(Tier):
             yield self._fresh.popleft()
         self._urgent = True
         for g, pool in enumerate(cache.pools):
-            if pool.num_free < self._ahead and len(self._saving) < self._most_saving:
-                yield from cache.tree.next_victims(g, self._ahead)
+            if pool.num_free < _AHEAD and len(self._saving) < self._most_saving:
+                yield from cache.tree.next_victims(g, _AHEAD)
         yield from cache.states.next_victims(_STATES_AHEAD)
         self._urgent = False
 
