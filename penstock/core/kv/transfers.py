@@ -152,7 +152,7 @@ class Transfers:
         for transfer in allocation.transfers:
             load = self._loads[transfer]
             load.sequence = None
-            self._cache.ops.append(CacheOp(CacheOpKind.CANCEL, load.group, NULL_BLOCK, load.block, 0, transfer))
+            self._cache.ops.append(CacheOp(CacheOpKind.CANCEL, load.group, NULL_BLOCK, NULL_BLOCK, 0, transfer))
             if load.group != self._cache.states.group:
                 held.remove((load.group, load.block))
         allocation.transfers.clear()
