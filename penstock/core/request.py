@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.config.adapters import AdapterUse
 from penstock.config.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
+from penstock.config.given_rows import GivenRows
 from penstock.config.lengths import Repetition, Truncation
 from penstock.config.pooling import PoolingParams
+from penstock.config.request_facts import NO_FACTS, RequestFacts
 from penstock.config.sampling import SamplingParams
 from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import TokenLogprobs
@@ -30,7 +32,8 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """The one internal request every dialect translates to. Exactly one of prompt, prompt_ids, messages is given.
+    """The one internal request every dialect translates to. Exactly one of prompt, prompt_ids, messages is given, or
+    none of them where rows are the whole prompt.
 
     Attributes:
         request_id: unique among its owner's live requests.
@@ -38,6 +41,8 @@ class GenerationRequest:
         prompt: raw text.
         prompt_ids: token ids, taken as they are.
         messages: a chat, rendered with the model's own template; OpenAI's message objects as plain dicts.
+        rows: given in the place of tokens, in their order; a chat's where its texts have their marks
+            (`text.row_marks`).
         tools: function declarations for the template, as plain dicts.
         add_generation_prompt, continue_final_message: as in Hugging Face's apply_chat_template.
         template_kwargs: further variables for the template.
@@ -59,6 +64,7 @@ class GenerationRequest:
     prompt: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
+    rows: tuple[GivenRows, ...] = ()
     tools: tuple[Mapping[str, Any], ...] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -78,26 +84,6 @@ class GenerationRequest:
     def live_id(self) -> str:
         """What the engine knows it by: no owner can use up, or find out, the ids of another."""
         return f"{self.owner}:{self.request_id}" if self.owner else self.request_id
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
-    """What is told of a request for others to act on; the engine carries it untouched.
-
-    Attributes:
-        tenant: who pays for it.
-        service_class: what was promised to it.
-        deadline: when its answer is of no more use, seconds since the epoch; None for never.
-        trace_id: the trace it belongs to.
-    """
-
-    tenant: str = ""
-    service_class: str = ""
-    deadline: float | None = None
-    trace_id: str = ""
-
-
-NO_FACTS: Final = RequestFacts()
 
 
 @dataclass(frozen=True, slots=True)

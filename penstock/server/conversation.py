@@ -117,6 +117,23 @@ def chosen_tools(
     return None if chosen.mode is ToolMode.NONE else tools, chosen
 
 
+def functions_or_tools(
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: object,
+    functions: Sequence[Mapping[str, Any]] | None,
+    function_call: object,
+    *,
+    parallel: bool | None,
+) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:
+    """As `chosen_tools`, from today's fields or those that OpenAI had before there were tools."""
+    where = "tools"
+    if functions and not tools:
+        tools, where = [{"type": "function", "function": function} for function in functions], "functions"
+    if function_call is not None and choice is None:
+        choice = {"type": "function", "function": function_call} if isinstance(function_call, dict) else function_call
+    return chosen_tools(choice, checked_tools(tools, where), parallel=parallel)
+
+
 def tool_choice(
     choice: object, tools: Sequence[Mapping[str, Any]] | None, *, parallel: bool = True, param: str = "tool_choice"
 ) -> ToolChoice:

@@ -191,7 +191,6 @@ DIFFERENCES: Mapping[str, Mapping[str, Difference]] = MappingProxyType(
             **_WEBUI,
             **dict.fromkeys(("enable_thinking", "reasoning_effort"), _any("Texts are continued as they are.")),
             "return_prompt_text": Difference("Send echo: true.", (False,)),
-            "prompt_embeds": Difference("Prompts are texts or token ids; leave it out."),
             "reasoning_control": Difference("Reasoning is told apart in chats alone; send a chat.", (False,)),
             "store": Difference(_NOT_KEPT, (False,)),
         },
