@@ -55,7 +55,8 @@ class Embedding(Layer):
         norm: Norm | None = None,
         multiplies: bool = False,
     ) -> None:
-        self._embedding, self._add, self._inject = kernels.embedding, kernels.add, kernels.inject
+        self._embedding, self._add = kernels.embedding, kernels.add
+        self._inject = kernels.inject
         self.takes_rows, self.multiplies = False, multiplies
         self._adapter = kernels.table_adapter
         self.adapters: tuple[PlacedAdapters, ...] = ()

@@ -69,6 +69,8 @@ def all_prompts(body: EmbedsBody, **without: object) -> Sequence[str | Sequence[
         RequestError: there is none, or one cannot be read; or rows come with such a field.
     """
     given = body.prompt_embeds
+    if given is None and body.prompt is None:
+        raise RequestError("prompt is required.", param="prompt", code="missing_required_parameter")
     if given is None:
         return prompts_of(body.prompt, "prompt")
     _check_without(without)
@@ -119,11 +121,12 @@ def marked(
     return result, tuple(rows)
 
 
-def check_tokens(requests: Sequence[GenerationRequest]) -> None:
-    """Raises RequestError where rows stand among a prompt's tokens, which are all to be told."""
+def check_tokens(requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
+    """The same requests; raises RequestError where rows stand among a prompt's tokens, which are all to be told."""
     if any(request.rows for request in requests):
         told = f"{FIELD} cannot be rendered: rows are no tokens. Send the prompt as text."
         raise RequestError(told, param=FIELD, code="unsupported_parameter")
+    return requests
 
 
 def _is_rows(part: object) -> bool:

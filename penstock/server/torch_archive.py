@@ -21,16 +21,16 @@ MOST_ENTRIES: Final = 64  # files of an archive; torch writes seven
 MOST_DIRECTORY: Final = 16 << 10  # bytes of their list
 MOST_PICKLE: Final = 16 << 10  # bytes; one tensor takes 200
 # The last records of a ZIP file (APPNOTE.TXT 4.3.14 to 4.3.16): counts for large files, where these lie, and the end.
-_LARGE, _LOCATOR, _END = struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI"), struct.Struct("<4s4H2IH")
+_LARGE = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR = struct.Struct("<4sIQI")
+_END = struct.Struct("<4s4H2IH")
 _BROKEN = (zipfile.BadZipFile, RuntimeError, EOFError, OSError, struct.error, OverflowError)
 _STORAGES: Final = MappingProxyType(
     {"torch FloatStorage": "float32", "torch BFloat16Storage": "bfloat16", "torch HalfStorage": "float16"}
 )
-_TENSOR, _PARAMETER, _DICT = (
-    "torch._utils _rebuild_tensor_v2",
-    "torch._utils _rebuild_parameter",
-    ("collections OrderedDict"),
-)
+_TENSOR: Final = "torch._utils _rebuild_tensor_v2"
+_PARAMETER: Final = "torch._utils _rebuild_parameter"
+_DICT: Final = "collections OrderedDict"
 _ITEM: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 
 
@@ -138,17 +138,17 @@ def _files(data: bytes) -> dict[str, bytes]:
 def _counted(data: bytes) -> tuple[int, int]:
     """How many files an archive lists, and bytes of the list: where a reader takes them from."""
     try:
-        mark, _, _, _, entries, directory, _, comment = _END.unpack(data[-_END.size :])
-        before = data[: -_END.size]
-        if before[-_LOCATOR.size :][:4] == b"PK\x06\x07":
-            record = before[-_LOCATOR.size - _LARGE.size : -_LOCATOR.size]
-            large, _, _, _, _, _, _, entries, directory, _ = _LARGE.unpack(record)
-            mark = mark if large == b"PK\x06\x06" else b""
+        end = _END.unpack(data[-_END.size :])
+        counts, well = (end[4], end[5]), end[0] == b"PK\x05\x06" and end[7] == 0  # without a comment
+        before = data[-_END.size - _LOCATOR.size - _LARGE.size : -_END.size]
+        if before[_LARGE.size :][:4] == b"PK\x06\x07":
+            large = _LARGE.unpack(before[: _LARGE.size])
+            counts, well = (large[7], large[8]), well and large[0] == b"PK\x06\x06"
     except struct.error:
-        mark, comment, entries, directory = b"", 0, 0, 0
-    if mark != b"PK\x05\x06" or comment:
+        well = False
+    if not well:
         raise ArchiveError("does not end as an archive of torch.save does")
-    return entries, directory
+    return counts
 
 
 class _Pickle:
@@ -238,10 +238,10 @@ class _Pickle:
         elif name == _PARAMETER and isinstance(arguments[0], _View):
             self._push(arguments[0])
         elif name == _TENSOR and isinstance(arguments[0], _Storage):
-            storage, offset, shape, strides = arguments[:4]
+            shape, strides = (tuple(map(_size, sizes)) for sizes in arguments[2:4])
             if len(shape) != len(strides) or not 1 <= len(shape) <= 8:
                 raise ValueError
-            self._push(_View(storage, _size(offset), tuple(map(_size, shape)), tuple(map(_size, strides))))
+            self._push(_View(arguments[0], _size(arguments[1]), shape, strides))
         else:
             raise ArchiveError("holds something else than one tensor; send torch.save of a tensor alone")
 

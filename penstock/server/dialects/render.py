@@ -76,8 +76,7 @@ def render_router(responses: Responses) -> APIRouter:
         frontend = model.frontend
         with param_names(sent_names(body)):
             call = named(await translated(request, completion_call, body, frontend.text.defaults), request)
-            check_shared(call.requests)
-            check_tokens(call.requests)
+            check_shared(check_tokens(call.requests))
             requests = await translated(request, infilled, call.requests, body.suffix, frontend)
             found = [(item, await frontend.tokenize(item)) for item in requests]
 

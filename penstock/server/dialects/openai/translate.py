@@ -109,8 +109,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
     Raises:
         RequestError: a value or a combination that is not served.
     """
-    older = body.functions, body.function_call
-    tools, choice = functions_or_tools(body.tools, body.tool_choice, *older, parallel=body.parallel_tool_calls)
+    tools, choice = functions_or_tools(body)
     if body.top_logprobs and not body.logprobs:
         raise ParameterError("top_logprobs", body.top_logprobs, "only together with logprobs: true")
     if body.add_generation_prompt and body.continue_final_message:
