@@ -86,9 +86,41 @@ void sort_first(ChainList& list, std::int64_t first) {
     });
 }
 
-// The same of all tokens, whose keys are lost: a radix sort of the bits in which keys differ, from the lowest, in
-// digits that a first-level cache has lines for.
+// The same of all tokens whose values are floats, as logits are: a radix sort of keys of 32 bits beside their places,
+// in three digits that are counted together.
+void sort_floats(ChainList& list) {
+    constexpr int width = 11, passes = 3;
+    constexpr std::uint32_t mask = (1u << width) - 1;
+    const auto count = static_cast<std::size_t>(list.count);
+    std::array<std::array<std::uint32_t, mask + 1>, passes> next{};
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(list.values[i] + 0.0));
+        const std::uint32_t key = bits >> 31 ? bits : ~bits & (~0u >> 1);
+        list.keys[i] = static_cast<std::uint64_t>(key) << 32 | i;
+        for (int pass = 0; pass < passes; ++pass) ++next[pass][key >> pass * width & mask];
+    }
+    const auto other = std::make_unique_for_overwrite<std::uint64_t[]>(count);
+    std::uint64_t *from = list.keys, *to = other.get();
+    for (int pass = 0; pass < passes; ++pass) {
+        auto& ranks = next[pass];
+        std::exclusive_scan(ranks.begin(), ranks.end(), ranks.begin(), 0u);
+        for (std::size_t i = 0; i < count; ++i) to[ranks[from[i] >> (32 + pass * width) & mask]++] = from[i];
+        std::swap(from, to);
+    }
+    for (std::size_t i = 0; i < count; ++i) list.index[i] = static_cast<std::uint32_t>(from[i]);
+}
+
+bool all_floats(const ChainList& list) {
+    bool same = true;
+    for (std::int64_t i = 0; i < list.count; ++i)
+        same &= static_cast<double>(static_cast<float>(list.values[i])) == list.values[i];
+    return same;
+}
+
+// The same of any values, by the bits in which their keys differ, from the lowest, in digits that a first-level cache
+// has lines for. Keys are lost.
 void sort_all(ChainList& list) {
+    if (all_floats(list)) return sort_floats(list);
     constexpr int most_bits = 9;
     keys_by_value(list);
     const auto count = static_cast<std::size_t>(list.count);
@@ -301,19 +333,16 @@ void tfs(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
     const double total = list.fill_weights();
     sort_all(list);
     const std::int64_t bends = list.count - 2;
-    const auto p = [&](std::int64_t rank) { return list.weights[list.index[rank]] / total; };
-    const auto bent = [](double here, double next, double last) { return std::fabs((last - next) - (next - here)); };
-    double all = 0.0, here = p(0), next = p(1);
-    for (std::int64_t rank = 0; rank < bends; ++rank) {
-        const double last = p(rank + 2);
-        all += bent(here, next, last);
-        here = next;
-        next = last;
-    }
-    double reached = 0.0;
+    const auto p = std::make_unique_for_overwrite<double[]>(static_cast<std::size_t>(list.count));
+    for (std::int64_t rank = 0; rank < list.count; ++rank) p[rank] = list.weights[list.index[rank]] / total;
+    const auto bent = [&](std::int64_t rank) {
+        return std::fabs((p[rank + 2] - p[rank + 1]) - (p[rank + 1] - p[rank]));
+    };
+    double all = 0.0, reached = 0.0;
+    for (std::int64_t rank = 0; rank < bends; ++rank) all += bent(rank);
     std::int64_t kept = 1;
     for (std::int64_t rank = 0; rank < bends; ++rank) {
-        reached += all > 1e-6 ? bent(p(rank), p(rank + 1), p(rank + 2)) / all : 1.0 / static_cast<double>(bends);
+        reached += all > 1e-6 ? bent(rank) / all : 1.0 / static_cast<double>(bends);
         if (reached > v[0] + mass_slack) break;
         ++kept;
     }

@@ -57,6 +57,7 @@ class GenerationRequest:
         thinking_budget: most tokens of reasoning, None for no limit.
         truncation: how a prompt is cut that is too long; None to refuse it.
         repetition: when an answer that repeats itself ends; None for never.
+        decides: the named tokens are options that the server gave, of which more are told than of others.
     """
 
     request_id: str
@@ -79,6 +80,7 @@ class GenerationRequest:
     thinking_budget: int | None = None
     truncation: Truncation | None = None
     repetition: Repetition | None = None
+    decides: bool = False
 
     @property
     def live_id(self) -> str:

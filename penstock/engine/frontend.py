@@ -22,7 +22,7 @@ from penstock.config.errors import (
 from penstock.config.given_rows import NO_TOKEN, places
 from penstock.config.lengths import Truncation
 from penstock.config.logits_processors import check_known
-from penstock.config.logprobs import within
+from penstock.config.logprobs import WHOLE_VOCABULARY, within
 from penstock.config.sampling import SamplingParams, stream_key
 from penstock.core.media import MediaSpan
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
@@ -374,7 +374,7 @@ class Frontend:
         check_known(sampling.logits_processors, self.info.logits_processors)
         if request.tools and not request.parse:  # models mark their calls with special tokens
             sampling = replace(sampling, skip_special_tokens=False)
-        most, size = self.info.max_logprobs, self.text.vocab_size
+        most, size = WHOLE_VOCABULARY if request.decides else self.info.max_logprobs, self.text.vocab_size
         sampling = self._texts.in_tokens(within(sampling, most, size, sampling.n, prompt, wanted))
         return replace(sampling, max_tokens=wanted, begins_with=begins or sampling.begins_with)
 
