@@ -180,6 +180,7 @@ DIFFERENCES: Mapping[str, Mapping[str, Difference]] = MappingProxyType(
             **_LLAMA_ANSWERS,
             **_LLAMA_SHAPES,
             **_WEBUI_CHATS,
+            "prompt_embeds": Difference("In chats rows are parts of a message's content, of type prompt_embeds."),
             "modalities": Difference('Only text is available; leave it out or send ["text"].', (["text"], [])),
             "audio": Difference("Audio is not available; leave it out."),
             "web_search_options": Difference("Web search is not available; leave it out."),
