@@ -120,10 +120,10 @@ def chosen_tools(
 class ToolFields(Protocol):
     """OpenAI's fields of tools, and those that it had before there were tools."""
 
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: list[dict[str, Any]] | None
     tool_choice: str | dict[str, Any] | None
     parallel_tool_calls: bool | None
-    functions: Sequence[Mapping[str, Any]] | None
+    functions: list[dict[str, Any]] | None
     function_call: str | dict[str, Any] | None
 
 
