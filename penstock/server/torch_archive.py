@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+_PIECE: Final = 1 << 18  # bytes
 MOST_ENTRIES: Final = 64  # files of an archive; torch writes seven
 MOST_DIRECTORY: Final = 16 << 10  # bytes of their list
 MOST_PICKLE: Final = 16 << 10  # bytes; one tensor takes 200
@@ -112,8 +113,19 @@ def _values(view: _View, stored: bytes, size: int) -> bytes:
             f"is a tensor of {count} values over a storage of {view.storage.count}; send a .contiguous()"
         )
     flat = np.frombuffer(stored, f"<u{size}")
+    if count == view.storage.count and view.strides == _rows_first(view.shape):
+        return stored
     strides = [step * size for step in view.strides]
     return np.lib.stride_tricks.as_strided(flat[view.offset :], view.shape, strides, writeable=False).tobytes()
+
+
+def _rows_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor whose values lie in order."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))
 
 
 def _files(data: bytes) -> dict[str, bytes]:
@@ -130,9 +142,18 @@ def _files(data: bytes) -> dict[str, bytes]:
                 raise ArchiveError("is compressed, which torch.save does not do")
             if sum(entry.file_size for entry in listed) > len(data):
                 raise ArchiveError("has files that lie in each other")
-            return {entry.filename: archive.read(entry) for entry in listed}
+            return {entry.filename: _read(archive, entry) for entry in listed}
     except (*_BROKEN, ValueError) as error:
         raise ArchiveError(f"is damaged: {error}") from error
+
+
+def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """A file of an archive, piece by piece: an event loop waits for the interpreter's lock meanwhile."""
+    whole = BytesIO()
+    with archive.open(entry) as file:
+        while piece := file.read(_PIECE):
+            whole.write(piece)
+    return whole.getvalue()
 
 
 def _counted(data: bytes) -> tuple[int, int]:
