@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 import httpx
@@ -51,13 +53,18 @@ def maps_torch(pid: int) -> bool:
 
 
 @contextmanager
-def serve(arguments: Sequence[str] = (), timeout: float = 120.0) -> Iterator[ServerChild]:
-    """Starts `penstock serve` on a free port, waits until it is ready, and ends it with SIGTERM."""
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", "--port", "0", *arguments]
+def serve(arguments: Sequence[str] = (), timeout: float = 120.0, counted: Path | None = None) -> Iterator[ServerChild]:
+    """Starts `penstock serve` on a free port, waits until it is ready, and ends it with SIGTERM.
+
+    Its memory in use is written to the file `counted`, as `benchmarks.counted_memory` does.
+    """
+    module = ["penstock.cli.main"] if counted is None else ["benchmarks.counted_memory", str(counted)]
+    command = [sys.executable, "-m", *module, "serve", "--port", "0", *arguments]
+    environment = os.environ | ({} if counted is None else {"PYTHONMALLOC": "malloc"})
     started = time.perf_counter()
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
     ):
         try:
             url = _url(process, log)

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "joining texts, and cutting them where the tokenizer says": (
         "text.cut", "text.healing", "text.infill", "text.pairs",
     ),
+    "cutting a chat at marks of this project's own": ("text.given_rows",),
     "counting tokens that repeat": ("text.loops",),
     "looking for texts of forty characters": ("text.spellings",),
     "finding strings for the detokenizer": ("text.automaton",),

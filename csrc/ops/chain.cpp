@@ -46,13 +46,26 @@ void keys_by_value(ChainList& list) {
     }
 }
 
+// The value that `better` prefers to all others: by lanes that do not wait for each other.
+template <class Better>
+double extreme(const ChainList& list, Better better) {
+    constexpr std::int64_t lanes = 16;
+    std::array<double, lanes> found;
+    found.fill(list.values[0]);
+    std::int64_t i = 0;
+    for (; i + lanes <= list.count; i += lanes)
+        for (std::int64_t lane = 0; lane < lanes; ++lane)
+            found[static_cast<std::size_t>(lane)] =
+                better(list.values[i + lane], found[static_cast<std::size_t>(lane)]);
+    for (; i < list.count; ++i) found[0] = better(list.values[i], found[0]);
+    for (const double one : found) found[0] = better(one, found[0]);
+    return found[0];
+}
+
 // Buckets of places by falling value.
 auto falling(const ChainList& list) {
-    double least = list.values[0], most = least;
-    for (std::int64_t i = 1; i < list.count; ++i) {
-        least = list.values[i] < least ? list.values[i] : least;
-        most = list.values[i] > most ? list.values[i] : most;
-    }
+    const double most = list.largest();
+    const double least = extreme(list, [](double value, double low) { return value < low ? value : low; });
     return [&list, most, steps = EqualSteps(most - least)](std::int64_t i) { return steps(most - list.values[i]); };
 }
 
@@ -67,11 +80,20 @@ void keep_largest(ChainList& list, std::int64_t k) {
     if (k < list.count) keep_before(list, list.keys, cut_largest(list, k));
 }
 
-double entropy(ChainList& list) {
-    const double total = list.fill_weights(), max = list.largest();
-    double mean = 0.0;
-    for (std::int64_t i = 0; i < list.count; ++i) mean += list.weights[i] * (list.values[i] - max);
-    return std::log(total) - mean / total;
+// Of the tokens' distribution, in nats; beside it the sum of the weights, which are filled, and the largest value.
+struct Entropy {
+    double value, total, max;
+};
+
+Entropy entropy(ChainList& list) {
+    const double max = list.largest();
+    list.weigh(list.values, list.count, max, list.weights);
+    double total = 0.0, mean = 0.0;
+    for (std::int64_t i = 0; i < list.count; ++i) {
+        total += list.weights[i];
+        mean += list.weights[i] * (list.values[i] - max);
+    }
+    return {std::log(total) - mean / total, total, max};
 }
 
 // Places of the first tokens by falling value; of equal ones the lower id comes first.
@@ -86,9 +108,41 @@ void sort_first(ChainList& list, std::int64_t first) {
     });
 }
 
-// The same of all tokens, whose keys are lost: a radix sort of the bits in which keys differ, from the lowest, in
-// digits that a first-level cache has lines for.
+// The same of all tokens whose values are floats, as logits are: a radix sort of keys of 32 bits beside their places,
+// in three digits that are counted together.
+void sort_floats(ChainList& list) {
+    constexpr int width = 11, passes = 3;
+    constexpr std::uint32_t mask = (1u << width) - 1;
+    const auto count = static_cast<std::size_t>(list.count);
+    std::array<std::array<std::uint32_t, mask + 1>, passes> next{};
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(list.values[i] + 0.0));
+        const std::uint32_t key = bits >> 31 ? bits : ~bits & (~0u >> 1);
+        list.keys[i] = static_cast<std::uint64_t>(key) << 32 | i;
+        for (int pass = 0; pass < passes; ++pass) ++next[pass][key >> pass * width & mask];
+    }
+    const auto other = std::make_unique_for_overwrite<std::uint64_t[]>(count);
+    std::uint64_t *from = list.keys, *to = other.get();
+    for (int pass = 0; pass < passes; ++pass) {
+        auto& ranks = next[pass];
+        std::exclusive_scan(ranks.begin(), ranks.end(), ranks.begin(), 0u);
+        for (std::size_t i = 0; i < count; ++i) to[ranks[from[i] >> (32 + pass * width) & mask]++] = from[i];
+        std::swap(from, to);
+    }
+    for (std::size_t i = 0; i < count; ++i) list.index[i] = static_cast<std::uint32_t>(from[i]);
+}
+
+bool all_floats(const ChainList& list) {
+    bool same = true;
+    for (std::int64_t i = 0; i < list.count; ++i)
+        same &= static_cast<double>(static_cast<float>(list.values[i])) == list.values[i];
+    return same;
+}
+
+// The same of any values, by the bits in which their keys differ, from the lowest, in digits that a first-level cache
+// has lines for. Keys are lost.
 void sort_all(ChainList& list) {
+    if (all_floats(list)) return sort_floats(list);
     constexpr int most_bits = 9;
     keys_by_value(list);
     const auto count = static_cast<std::size_t>(list.count);
@@ -245,7 +299,7 @@ void temperature(const double* v, const ChainRow&, ChainList& list, ChainMemory&
     double middle = v[0];
     if (v[1] > 0.0 && list.count > 1) {
         const double low = std::max(0.0, middle - v[1]), high = middle + v[1];
-        const double share = std::clamp(entropy(list) / std::log(static_cast<double>(list.count)), 0.0, 1.0);
+        const double share = std::clamp(entropy(list).value / std::log(static_cast<double>(list.count)), 0.0, 1.0);
         middle = low + (high - low) * std::pow(share, v[2]);
     }
     if (middle == 0.0) {
@@ -282,15 +336,14 @@ void top_a(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
 }
 
 void typical_p(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
-    const double mean = entropy(list), max = list.largest();
-    const double total = std::accumulate(list.weights, list.weights + list.count, 0.0), log_total = std::log(total);
-    double furthest = 0.0;
+    const auto [mean, total, max] = entropy(list);
+    const double log_total = std::log(total);
+    std::uint64_t furthest = 0;  // positive numbers have the order of their bits
     for (std::int64_t i = 0; i < list.count; ++i) {
-        const double distance = std::fabs((log_total - (list.values[i] - max)) - mean);
-        list.keys[i] = std::bit_cast<std::uint64_t>(distance);
-        furthest = distance > furthest ? distance : furthest;
+        list.keys[i] = std::bit_cast<std::uint64_t>(std::fabs((log_total - (list.values[i] - max)) - mean));
+        furthest = list.keys[i] > furthest ? list.keys[i] : furthest;
     }
-    const auto nearest = [&, steps = EqualSteps(furthest)](std::int64_t i) {
+    const auto nearest = [&, steps = EqualSteps(std::bit_cast<double>(furthest))](std::int64_t i) {
         return steps(std::bit_cast<double>(list.keys[i]));
     };
     keep_by_mass(list, list.keys, 64, (v[0] - mass_slack) * total, list.index, nearest);
@@ -301,26 +354,29 @@ void tfs(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
     const double total = list.fill_weights();
     sort_all(list);
     const std::int64_t bends = list.count - 2;
-    const auto p = [&](std::int64_t rank) { return list.weights[list.index[rank]] / total; };
-    const auto bent = [](double here, double next, double last) { return std::fabs((last - next) - (next - here)); };
-    double all = 0.0, here = p(0), next = p(1);
-    for (std::int64_t rank = 0; rank < bends; ++rank) {
-        const double last = p(rank + 2);
-        all += bent(here, next, last);
-        here = next;
-        next = last;
-    }
+    const auto p = std::make_unique_for_overwrite<double[]>(static_cast<std::size_t>(list.count));
+    for (std::int64_t rank = 0; rank < list.count; ++rank) p[rank] = list.weights[list.index[rank]] / total;
+    const auto bent = [&](std::int64_t rank) {
+        return std::fabs((p[rank + 2] - p[rank + 1]) - (p[rank + 1] - p[rank]));
+    };
+    constexpr std::int64_t lanes = 8;  // sums that do not wait for each other
+    std::array<double, lanes> sums{};
+    std::int64_t first = 0;
+    for (; first + lanes <= bends; first += lanes)
+        for (std::int64_t lane = 0; lane < lanes; ++lane) sums[static_cast<std::size_t>(lane)] += bent(first + lane);
+    for (; first < bends; ++first) sums[0] += bent(first);
+    const double all = std::accumulate(sums.begin(), sums.end(), 0.0);
     double reached = 0.0;
     std::int64_t kept = 1;
     for (std::int64_t rank = 0; rank < bends; ++rank) {
-        reached += all > 1e-6 ? bent(p(rank), p(rank + 1), p(rank + 2)) / all : 1.0 / static_cast<double>(bends);
+        reached += all > 1e-6 ? bent(rank) / all : 1.0 / static_cast<double>(bends);
         if (reached > v[0] + mass_slack) break;
         ++kept;
     }
-    keys_by_value(list);
-    Cut cut{list.keys[list.index[kept - 1]], 0};
-    for (std::int64_t rank = kept; rank > 0 && list.keys[list.index[rank - 1]] == cut.key; --rank) ++cut.ties;
-    keep_before(list, list.keys, cut);
+    const double least = list.values[list.index[kept - 1]];
+    std::int64_t ties = 0;  // of those that are kept
+    for (std::int64_t rank = kept; rank > 0 && list.values[list.index[rank - 1]] == least; --rank) ++ties;
+    filter(list, [&](std::int64_t i) { return list.values[i] > least || (list.values[i] == least && ties-- > 0); });
 }
 
 void top_p(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
@@ -335,8 +391,9 @@ void epsilon_cutoff(const double* v, const ChainRow&, ChainList& list, ChainMemo
 }
 
 void eta_cutoff(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
-    const double epsilon = v[0] * 1e-4, limit = std::sqrt(epsilon) * std::exp(-entropy(list));
-    keep_probable(list, std::accumulate(list.weights, list.weights + list.count, 0.0), std::min(epsilon, limit));
+    const Entropy told = entropy(list);
+    const double epsilon = v[0] * 1e-4, limit = std::sqrt(epsilon) * std::exp(-told.value);
+    keep_probable(list, told.total, std::min(epsilon, limit));
 }
 
 void min_p(const double* v, const ChainRow&, ChainList& list, ChainMemory&) {
@@ -506,9 +563,7 @@ std::int64_t Breakers::unbroken(std::int64_t size, std::int64_t n) const {
 }
 
 double ChainList::largest() const {
-    double most = -std::numeric_limits<double>::infinity();
-    for (std::int64_t i = 0; i < count; ++i) most = values[i] > most ? values[i] : most;
-    return most;
+    return extreme(*this, [](double value, double most) { return value > most ? value : most; });
 }
 
 double ChainList::fill_weights() {

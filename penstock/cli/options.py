@@ -146,6 +146,8 @@ MODEL_FLAGS = (
          'Propose tokens that a step verifies, for example {"method": "suffix"}; answers stay the same. '
          "Default: no drafts.",
          "--speculative-config", "-sc", metavar="JSON"),
+    flag("enable_prompt_embeds", bool, False, _MODEL,
+         "Take prompts that are rows of the embedding (prompt_embeds), not tokens.", "--enable-prompt-embeds"),
     flag("enable_lora", bool, False, _ADAPTERS, "Take low-rank adapters.", "--enable-lora"),
     flag("max_loras", int, 8, _ADAPTERS, "Adapters that the sequences of a step may have together."),
     flag("max_lora_rank", int, 16, _ADAPTERS, "The largest rank of an adapter."),

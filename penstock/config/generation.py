@@ -1,19 +1,21 @@
-"""What is asked of an engine in text: what every dialect translates to, and what is told with it."""
+"""What is asked of an engine in text: what every dialect translates to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from penstock.config.constraint import ANY_TOOL, Grammar, ToolChoice
+from penstock.config.given_rows import GivenRows
 from penstock.config.lengths import Repetition, Truncation
 from penstock.config.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """The one internal request every dialect translates to. Exactly one of prompt, prompt_ids, messages is given.
+    """The one internal request every dialect translates to. Exactly one of prompt, prompt_ids, messages is given, or
+    none of them where rows are the whole prompt.
 
     Attributes:
         request_id: unique among its owner's live requests.
@@ -21,6 +23,8 @@ class GenerationRequest:
         prompt: raw text.
         prompt_ids: token ids, taken as they are.
         messages: a chat, rendered with the model's own template; OpenAI's message objects as plain dicts.
+        rows: given in the place of tokens, in their order; a chat's where its texts have their marks
+            (`text.row_marks`).
         tools: function declarations for the template, as plain dicts.
         add_generation_prompt, continue_final_message: as in Hugging Face's apply_chat_template.
         template_kwargs: further variables for the template.
@@ -35,6 +39,7 @@ class GenerationRequest:
         thinking_budget: most tokens of reasoning, None for no limit.
         truncation: how a prompt is cut that is too long; None to refuse it.
         repetition: when an answer that repeats itself ends; None for never.
+        decides: the named tokens are options that the server gave, of which more are told than of others.
     """
 
     request_id: str
@@ -42,6 +47,7 @@ class GenerationRequest:
     prompt: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
+    rows: tuple[GivenRows, ...] = ()
     tools: tuple[Mapping[str, Any], ...] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -56,28 +62,9 @@ class GenerationRequest:
     thinking_budget: int | None = None
     truncation: Truncation | None = None
     repetition: Repetition | None = None
+    decides: bool = False
 
     @property
     def live_id(self) -> str:
         """What the engine knows it by: no owner can use up, or find out, the ids of another."""
         return f"{self.owner}:{self.request_id}" if self.owner else self.request_id
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
-    """What is told of a request for others to act on; the engine carries it untouched.
-
-    Attributes:
-        tenant: who pays for it.
-        service_class: what was promised to it.
-        deadline: when its answer is of no more use, seconds since the epoch; None for never.
-        trace_id: the trace it belongs to.
-    """
-
-    tenant: str = ""
-    service_class: str = ""
-    deadline: float | None = None
-    trace_id: str = ""
-
-
-NO_FACTS: Final = RequestFacts()

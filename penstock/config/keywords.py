@@ -48,6 +48,7 @@ class EngineKeywords(TypedDict, total=False):
     speculative_config: str | None
     hf_overrides: str | None
     pooler_config: str | None
+    enable_prompt_embeds: bool
     enable_lora: bool
     max_loras: int
     max_lora_rank: int

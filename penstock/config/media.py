@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.config.given_rows import GivenRows
+
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
@@ -12,11 +14,13 @@ class MediaSpan:
     Attributes:
         digest: of the medium's content; the prefix tree knows the placeholders by it.
         start, length: absolute positions of the placeholders.
+        rows: what stands in their place, where that comes with the request; None where an encoder makes it.
     """
 
     digest: str
     start: int
     length: int
+    rows: GivenRows | None = None
 
     @property
     def end(self) -> int:

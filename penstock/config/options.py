@@ -68,6 +68,7 @@ class EngineOptions:
             for no drafts.
         hf_overrides: values for fields of the model's configuration, an object or its JSON.
         pooler_config: how the model pools, under vLLM's names: `config.model_settings.PoolerSettings`, or its JSON.
+        enable_prompt_embeds: requests may bring rows of the embedding in the place of tokens of their prompts.
         enable_lora: requests may have low-rank adapters.
         max_loras: adapters that the sequences of a step may have together.
         max_lora_rank: the largest rank of one.
@@ -121,6 +122,7 @@ class EngineOptions:
     speculative_config: str | None = None
     hf_overrides: str | None = None
     pooler_config: str | None = None
+    enable_prompt_embeds: bool = False
     enable_lora: bool = False
     max_loras: int = 8
     max_lora_rank: int = 16

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from penstock.config.adapters import AdapterUse
 from penstock.config.constraint import Grammar, Thinking
-from penstock.config.generation import NO_FACTS, RequestFacts
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.pooling import PoolingParams
+from penstock.config.request_facts import NO_FACTS, RequestFacts
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 

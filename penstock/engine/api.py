@@ -54,6 +54,7 @@ class EngineInfo:
         max_logprobs, logprobs_mode: as in EngineOptions.
         drafts: most of a sequence that a step verifies; 0 where nothing is speculated about.
         logits_processors: names of those that requests may ask for.
+        row_width: values of a row that prompts may have in the place of a token; 0 where they may have none.
     """
 
     model: str
@@ -78,6 +79,7 @@ class EngineInfo:
     logprobs_mode: str = "raw_logprobs"
     drafts: int = 0
     logits_processors: tuple[str, ...] = ()
+    row_width: int = 0
 
 
 class Outputs(Protocol):

@@ -152,4 +152,5 @@ def _info(started: Started, drafts: int) -> EngineInfo:
         logprobs_mode=options.logprobs_mode,
         drafts=drafts,
         logits_processors=tuple(one.name for one in registered(options.logits_processors)),
+        row_width=told.row_width,
     )

@@ -20,15 +20,18 @@ from penstock.config.errors import (
     param_names,
 )
 from penstock.config.generation import GenerationRequest
+from penstock.config.given_rows import NO_TOKEN, places
 from penstock.config.lengths import Truncation
 from penstock.config.logits_processors import check_known
-from penstock.config.logprobs import within
+from penstock.config.logprobs import WHOLE_VOCABULARY, within
+from penstock.config.media import MediaSpan
 from penstock.config.sampling import SamplingParams, stream_key
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.text.cut import cut_tokens
+from penstock.text.given_rows import check_rows, split_at_rows
 from penstock.text.grammar.translate import translate
 from penstock.text.healing import heal
 from penstock.text.length import characters
@@ -92,6 +95,8 @@ class Frontend:
         self.text.pooling.check_generates()
         ids = await self.tokenize(request)
         asked = request.sampling
+        media = tuple(MediaSpan(*place) for place in await _beside(places, ids, request.rows, inline=not request.rows))
+        ids = tuple(max(token, 0) for token in ids) if media else ids
         begins, prompt_ids = heal(self.text.tokenizer, asked, ids, _continues(request))
         size = len(prompt_ids) + len(asked.allowed_token_ids or ()) + len(asked.negative_prompt_ids)
         little = self._texts.is_little(asked, _INLINE_CHARS)
@@ -116,8 +121,9 @@ class Frontend:
                 owner=request.owner,
                 grammar=grammar,
                 thinking=self._thinking(request, reading, grammar is not None),
-                speculate=self._drafts(sampling),
+                speculate=0 if media else self._drafts(sampling),
                 adapters=adapters,
+                media=media,
             )
         )
         try:
@@ -195,14 +201,17 @@ class Frontend:
             raise RequestError(str(error), param="messages", code="template_error") from error
 
     async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
-        """The prompt in tokens, by the same path as `generate`.
+        """The prompt in tokens, by the same path as `generate`; NO_TOKEN where a row stands.
 
         Raises:
             RequestError: not exactly one of prompt, prompt_ids and messages is given; it is empty, too long to be
-                tokenised, or holds ids outside the vocabulary.
+                tokenised, or holds ids outside the vocabulary; or rows that cannot stand in it.
         """
         given = [name for name in ("prompt", "prompt_ids", "messages") if getattr(request, name) is not None]
-        if len(given) != 1:
+        if request.rows:
+            info, cut = self.info, request.truncation is not None
+            check_rows(request.rows, info.row_width, info.max_model_len, asked=request.sampling, cut=cut)
+        if len(given) != (0 if request.rows and request.messages is None else 1):
             raise RequestError(
                 f"give exactly one of prompt, prompt_ids and messages; {' and '.join(given) or 'none'} given.",
                 param=given[-1] if given else "prompt",
@@ -212,9 +221,14 @@ class Frontend:
             await _beside(self._check_ids, "prompt", ids, inline=len(ids) <= _INLINE_IDS)
         elif request.prompt is not None:
             ids = await self._encode(request.prompt, "prompt", request.add_special_tokens is not False)
+        elif request.messages is None:
+            ids = tuple(NO_TOKEN for given in request.rows for _ in range(len(given)))
         else:
             text = await asyncio.to_thread(self.render, request)
-            ids = await self._encode(text, "messages", bool(request.add_special_tokens))
+            first, *rest = split_at_rows(text, request.request_id, len(request.rows))
+            ids = await self._encode(first, "messages", bool(request.add_special_tokens))
+            for rows, piece in zip(request.rows, rest, strict=True):
+                ids += (NO_TOKEN,) * len(rows) + await self._encode(piece, "messages", False)
             ids = self.text.tokenizer.begin_chat(ids)
         if not ids:
             field = _prompt_field(request)
@@ -361,7 +375,7 @@ class Frontend:
         check_known(sampling.logits_processors, self.info.logits_processors)
         if request.tools and not request.parse:  # models mark their calls with special tokens
             sampling = replace(sampling, skip_special_tokens=False)
-        most, size = self.info.max_logprobs, self.text.vocab_size
+        most, size = WHOLE_VOCABULARY if request.decides else self.info.max_logprobs, self.text.vocab_size
         sampling = self._texts.in_tokens(within(sampling, most, size, sampling.n, prompt, wanted))
         return replace(sampling, max_tokens=wanted, begins_with=begins or sampling.begins_with)
 

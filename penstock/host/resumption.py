@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Set
 from typing import Final
 
-from penstock.core.request import FinishReason
+from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.streams import OutputStream, StreamTable
 
 TRIAL_TOKENS: Final = 3  # of each sequence: an engine may have been some steps ahead of what it told
@@ -78,7 +78,7 @@ class Resumption:
             name = _name(stream)
             if stream.closed or stream.unwanted:  # it may have died before it did as it was told
                 self._streams.end(stream, FinishReason.CANCELLED)
-            elif stream.request.media or stream.request.encoder is not None:  # its arrays have gone with the engine
+            elif _had_arrays(stream.request):  # which have gone with the engine
                 self._streams.end(stream, FinishReason.ERROR, CANNOT_GO_ON)
             elif name in self._held or self._only_waited(name, worked_on):
                 others.append(stream)
@@ -122,6 +122,11 @@ class Resumption:
             self._send(stream)
             if not self._streams.is_live(stream):  # it could not be sent
                 self._tried = None
+
+
+def _had_arrays(request: EngineRequest) -> bool:
+    """Whether it needs what the engine had been given besides the request."""
+    return request.encoder is not None or any(span.rows is None for span in request.media)
 
 
 def _name(stream: OutputStream) -> str:

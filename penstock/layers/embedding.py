@@ -36,6 +36,11 @@ class Embedding(Layer):
     """Rows of the table, times `scale`, projected, plus those of positions and of token types, normalised.
 
     All but the first where there is such a part.
+
+    Attributes:
+        takes_rows: a step may give rows [width] in the place of some of the table's, as they are behind the scale;
+            before a recording is made.
+        multiplies: rows that are given are multiplied by `scale` too: the family's scale belongs to what comes next.
     """
 
     def __init__(
@@ -48,8 +53,11 @@ class Embedding(Layer):
         positions: Weight | None = None,
         types: Weight | None = None,
         norm: Norm | None = None,
+        multiplies: bool = False,
     ) -> None:
         self._embedding, self._add = kernels.embedding, kernels.add
+        self._inject = kernels.inject
+        self.takes_rows, self.multiplies = False, multiplies
         self._adapter = kernels.table_adapter
         self.adapters: tuple[PlacedAdapters, ...] = ()
         self.weight = weight
@@ -67,6 +75,8 @@ class Embedding(Layer):
         tokens = batch.adapters if self.adapters else None
         if tokens is not None:
             hidden = self._adapter(batch.token_ids, hidden, Adapted(self.adapters, tokens), self.scale)
+        if self.takes_rows and batch.injected is not None:
+            hidden = self._inject(hidden, batch.injected.rows, batch.injected.values, 0)
         if self.projection is not None:
             hidden = self.projection(hidden, None)
         if self.positions is not None:

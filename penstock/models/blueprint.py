@@ -297,6 +297,7 @@ class Blueprint:
             types=options.get("types"),
             projection=options.get("projection"),
             norm=options.get("embedding_norm"),
+            multiplies=options.get("embedding_multiplies", False),
         )
         ignorable = LEFT_OVER + options.get("ignorable", ())
         traits = ModelTraits(

@@ -84,6 +84,7 @@ def build(blueprint: Blueprint, **more: Unpack[DecoderFields]) -> DecoderModel:
         "model": {
             "renames": RENAMES if "feed_forward" in more else (),
             "embedding_scale": fields.number("embedding_multiplier", 1.0) / branch,
+            "embedding_multiplies": True,
             "logit_scale": 1.0 / fields.number("logits_scaling", 1.0),
         },
         "scale": fields.number("attention_multiplier", 1.0),

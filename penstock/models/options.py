@@ -21,7 +21,7 @@ class ModelFields(TypedDict, total=False):
     """What stands around the blocks.
 
     tie_default: whether the head is the embedding's table where the configuration does not say; no by default.
-    embedding_size, embedding_scale, embedding_norm: of the token embedding.
+    embedding_size, embedding_scale, embedding_norm, embedding_multiplies: of the token embedding.
     positions, types, projection: of Embedding.
     soft_cap, head_bias: of the head.
     max_positions: longest sequence; by default what the configuration and the rotation say.
@@ -32,6 +32,7 @@ class ModelFields(TypedDict, total=False):
     tie_default: bool
     embedding_size: int | None
     embedding_scale: float
+    embedding_multiplies: bool
     embedding_norm: Norm | None
     positions: Weight | None
     types: Weight | None

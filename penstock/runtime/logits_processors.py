@@ -21,6 +21,7 @@ import numpy.typing as npt
 from penstock.config.errors import PROCESSOR_ARGUMENTS, ConfigError, format_value
 from penstock.config.logits_processors import Processor, ProcessorCall, Registered, registered
 from penstock.core.protocol import NewSequence
+from penstock.runtime.row_settings import tokens_read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +91,7 @@ class LogitsProcessors:
         calls = new.sampling.logits_processors
         if not calls:
             return None
-        row = RowProcessors(new.prompt_ids, list(new.generated_ids))
+        row = RowProcessors(tokens_read(new), list(new.generated_ids))
         try:
             row.made.extend(map(self._make, calls))
         except ProcessorError as error:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.config.media import MediaSpan
 from penstock.core.protocol import EncoderWork, NewSequence, ScheduledTokens, StepPlan
 from penstock.kernels.copies import upload
 from penstock.layers.batch import Injection, LayerCache
@@ -19,6 +20,7 @@ from penstock.layers.batch import Injection, LayerCache
 PLACES = (
     "places"  # the array of a medium that no encoder needs: [P, length], its placeholders' positions from the first on
 )
+ROWS = "rows"  # the array of a medium that is rows of the embedding's: [length, width] float32
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 Numbers = npt.NDArray[np.int64]
 MOST_PLACE = (1 << 31) - 1  # as an offset of a medium's positions: sums of many stay far from 2^63
@@ -44,10 +46,16 @@ class CrossEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Encoders:
-    """The encoders of a model; None for one that it does not have."""
+    """The encoders of a model; None for one that it does not have.
+
+    Attributes:
+        media, cross: as they are called.
+        rows: brings rows that came with a request to where its placeholders' would be.
+    """
 
     media: MediaEncoder | None = None
     cross: CrossEncoder | None = None
+    rows: MediaEncoder | None = None
 
 
 @dataclass(slots=True)
@@ -147,11 +155,20 @@ class MediaStore:
         """
         if not new.media:
             return None
-        places = self.places(new)
-        self._held[new.slot] = tuple(span.digest for span in new.media if span.digest in self._media)
-        for digest in self._held[new.slot]:
-            self._media[digest].users += 1
-        return places
+        self._held[new.slot] = tuple(span.digest for span in new.media if self._hold(span))
+        try:
+            return self.places(new)
+        except MediaError:
+            self.release_row(new.slot)
+            raise
+
+    def _hold(self, span: MediaSpan) -> bool:
+        """One user more of a medium, if it is here or comes with its request; whether there is."""
+        if span.rows is not None:
+            self.put_media(span.digest, {ROWS: span.rows.floats()})
+        elif span.digest in self._media:
+            self._media[span.digest].users += 1
+        return span.digest in self._media
 
     def release_row(self, slot: int) -> None:
         """A slot is free again; releasing a free slot does nothing.
@@ -249,9 +266,11 @@ class MediaStore:
         return found.arrays
 
     def _embeddings(self, work: EncoderWork) -> Tensor:
-        if self._encoders.media is None:
+        arrays = self._arrays(work.digest)
+        encoder = self._encoders.rows if ROWS in arrays else self._encoders.media
+        if encoder is None:
             raise LookupError("the model has no encoder for it.")
-        return self._encoders.media(self._arrays(work.digest))
+        return encoder(arrays)
 
     def _check_output(self, found: Tensor, work: EncoderWork) -> None:
         """What native code takes at its word: sizes, type and place. Encoders that give other ones are wrong."""

@@ -23,6 +23,19 @@ _USUAL: Final = (
 """Settings of rows that have no chain: where one runs, they stay neutral."""
 
 
+def tokens_read(new: NewSequence) -> tuple[int, ...]:
+    """The prompt's tokens for what looks back at them: those in whose place rows were given are none."""
+    ids, begin = new.prompt_ids, 0
+    if not any(span.rows is not None for span in new.media):
+        return ids
+    read: list[int] = []
+    for span in new.media:
+        if span.rows is not None:
+            read += ids[begin : span.start]
+            begin = span.end
+    return (*read, *ids[begin:])
+
+
 def row_settings(new: NewSequence, vocab_size: int) -> RowSettings:
     """The kernel's view of a row. Ids beyond the model's vocabulary are left out: nothing can sample them."""
     params = new.sampling
@@ -46,7 +59,7 @@ def row_settings(new: NewSequence, vocab_size: int) -> RowSettings:
         allowed_ids=None if params.allowed_token_ids is None else known(params.allowed_token_ids),
         bad_words=tuple(word for word in params.bad_words_ids if known(word) == word),
         stop_ids=known(new.stop_ids),
-        prompt_ids=known(new.prompt_ids) if looks_back else (),
+        prompt_ids=known(tokens_read(new)) if looks_back else (),
         generated_ids=known(new.generated_ids),
         chain=chain or (),
         breaker_mask=token_mask(known(params.dry_breaker_ids), params.dry_breaker_mask) if "dry" in running else b"",

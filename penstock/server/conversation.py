@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.config.constraint import ToolChoice, ToolMode
 from penstock.config.errors import RequestError, format_value
@@ -115,6 +115,27 @@ def chosen_tools(
         choice, param = allowed.get("mode", "auto"), f"{param}.mode"
     chosen = tool_choice(choice, tools, parallel=parallel is not False, param=param)
     return None if chosen.mode is ToolMode.NONE else tools, chosen
+
+
+class ToolFields(Protocol):
+    """OpenAI's fields of tools, and those that it had before there were tools."""
+
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    parallel_tool_calls: bool | None
+    functions: list[dict[str, Any]] | None
+    function_call: str | dict[str, Any] | None
+
+
+def functions_or_tools(body: ToolFields) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:
+    """As `chosen_tools`, from today's fields of a body or the older ones."""
+    tools, where = body.tools, "tools"
+    choice, function_call = body.tool_choice, body.function_call
+    if body.functions and not tools:
+        tools, where = [{"type": "function", "function": function} for function in body.functions], "functions"
+    if function_call is not None and choice is None:
+        choice = {"type": "function", "function": function_call} if isinstance(function_call, dict) else function_call
+    return chosen_tools(choice, checked_tools(tools, where), parallel=body.parallel_tool_calls)
 
 
 def tool_choice(

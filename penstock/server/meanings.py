@@ -142,6 +142,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "prediction": "Accepted as a hint; the answer is the same with it.",
         "presence_penalty": "Taken off the logit of every token that is in the answer already.",
         "previous_response_id": "The stored response that this one goes on from.",
+        "prompt_embeds": "Prompts as rows of the model's embedding: torch.save of a tensor [tokens, hidden size] in "
+        "base64, or several of them. Needs --enable-prompt-embeds.",
         "priority": "Requests of lower numbers go first.",
         "prompt": "The text to continue, or token ids; or several of them.",
         "prompt_cache_key": NO_EFFECT,

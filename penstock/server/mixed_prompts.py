@@ -14,7 +14,7 @@ from penstock.config.errors import ParameterError
 from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
 from penstock.server.errors import bad_value
-from penstock.server.shapes import TOKEN_ID_BOUND, an_object, whole
+from penstock.server.shapes import TOKEN_ID_BOUND, an_object, or_null, whole
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -39,6 +39,7 @@ _MANY: dict[str, Any] = {
 }
 MIXED_PROMPTS: dict[str, Any] = {"anyOf": [_TEXT, _MIXED, _OBJECT, _MANY]}
 MixedPrompts = Annotated[Any, WithJsonSchema(MIXED_PROMPTS)]
+MixedPromptsOrNull = Annotated[Any, WithJsonSchema(or_null(MIXED_PROMPTS))]
 
 
 def mixed_prompts(prompt: Any, field: str, frontend: Frontend) -> list[GenerationRequest]:

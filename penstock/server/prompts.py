@@ -11,6 +11,7 @@ from starlette.requests import Request
 from penstock.config import limits
 from penstock.config.errors import ParameterError
 from penstock.config.generation import GenerationRequest
+from penstock.config.given_rows import GivenRows
 from penstock.config.sampling import SamplingParams
 from penstock.server.auth import owner_of
 from penstock.server.encoding import encode_json
@@ -19,14 +20,15 @@ from penstock.server.shapes import RequestBody
 
 
 def text_request(
-    sent: Request | None, body: RequestBody, prompt: str | Sequence[int], sampling: SamplingParams
+    sent: Request | None, body: RequestBody, prompt: str | Sequence[int] | GivenRows, sampling: SamplingParams
 ) -> GenerationRequest:
     """A request for one of a body's prompts. Its owner is who `sent` it, None where that is told later."""
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         sampling=sampling,
         prompt=prompt if isinstance(prompt, str) else None,
-        prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
+        prompt_ids=None if isinstance(prompt, str | GivenRows) else tuple(prompt),
+        rows=(prompt,) if isinstance(prompt, GivenRows) else (),
         add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
         cache_salt=cache_salt(body),

@@ -37,6 +37,7 @@ from penstock.startup.draft import load_drafter
 from penstock.startup.draft_head import load_head
 from penstock.startup.draft_self import load_self
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
+from penstock.startup.given_rows import row_store, take_rows
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
 from penstock.startup.kv_probe import choose_kv_types
 from penstock.startup.memory_plan import format_bytes
@@ -81,6 +82,7 @@ def load(
         load_weights(model, spec.checkpoint, spec.weights, progress=progress, cache=cache)
         model.place(torch.device(options.torch_device))
     steered = steer(model, options)
+    take_rows(model, options)
     notes = [Decision("packed weights", "kept" if cache else "not kept", cache.describe if cache else why)]
     if steered:
         notes.append(Decision("control vectors", steered, "--control-vector"))
@@ -196,6 +198,7 @@ def make_runner(
             pooler=Pooler(model.classifier, model.projection),
             graphs=graphs,
             warm_up=warm_up.run_next if warm_up else None,
+            media=row_store(model, options, memory.caches),
             drafting=drafting,
             adapters=adapters,
         ),

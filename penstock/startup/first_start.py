@@ -11,6 +11,7 @@ from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import RecordedExecutor
 from penstock.startup.build_runner import load, make_runner
 from penstock.startup.engine_spec import hold_to_size, kernel_decisions, make_engine_spec
+from penstock.startup.given_rows import row_width
 from penstock.startup.keep_start import keep_start
 from penstock.startup.kept_start import weights_identity
 from penstock.startup.levels import guarantee, level_notes, products_note
@@ -64,6 +65,7 @@ class FirstStart:
             kernels=kernel_decisions(spec.kernels),
             parameters=spec.facts.parameters,
             stored=options.quantize or spec.facts.stored,
+            row_width=row_width(spec.model),
         )
         if isinstance(executor, RecordedExecutor):
             lasting = tuple(note for note in (*notes, *levels) if note.name != "packed weights")

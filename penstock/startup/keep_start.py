@@ -97,6 +97,8 @@ def _refusal(spec: EngineSpec) -> str | None:
         return "it is not of a model's weights on a CPU"
     if spec.options.enable_lora:
         return "adapters are read with torch"
+    if spec.options.enable_prompt_embeds:
+        return "rows of the embedding are given with torch"
     if spec.options.control_vector:
         return "control vectors are read at every start"
     if spec.draft is not None:

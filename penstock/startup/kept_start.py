@@ -275,6 +275,8 @@ def _kept_at(asked: EngineOptions) -> Path | None:
         return None
     drafts = speculation(asked.speculative_config)
     loads = asked.enable_lora or asked.control_vector or (drafts is not None and drafts.loads)
+    if asked.enable_prompt_embeds:  # whose steps are built with torch
+        return None
     if loads:  # which has to be done
         return None
     weights = weights_place(asked, served_name(str(model)), model)

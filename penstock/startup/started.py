@@ -40,6 +40,7 @@ class Told:
     kernels: tuple[Decision, ...]
     parameters: int = 0
     stored: str = ""
+    row_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
     }  # fmt: skip
     flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
     flags += ["--no-enable-prefix-caching", "--batch-invariant", "--enforce-eager", "--scheduling-policy", "priority"]
-    flags += ["--enable-lora"]
+    flags += ["--enable-lora", "--enable-prompt-embeds"]
     flags += ["--share-prefix-cache", "--shared-prompt", str(tmp_path / "system.txt")]
     flags += ["--logits-processors", "a:B", "--logits-processors", "c=d:e"]
     engine, _, _ = parsed("/", *flags)

@@ -11,8 +11,9 @@ import pytest
 from penstock.config.adapters import AdapterUse
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ParameterError
-from penstock.config.generation import RequestFacts
+from penstock.config.given_rows import GivenRows
 from penstock.config.media import EncoderInput, MediaSpan
+from penstock.config.request_facts import RequestFacts
 from penstock.config.sampling import SamplingParams
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import (
@@ -110,7 +111,8 @@ def test_plans_results_and_requests_survive_encoding() -> None:
     result = StepResult(7, rows, (Proposal(0, (5, 6), (-1, -1)),), (9, 8), (8,), StepTimings(1.0, 2.0, 3.0))
     facts = RequestFacts("tenant", "batch", 1e9, "trace")
     request = EngineRequest(
-        "id", (1, 2), params, adapters=(AdapterUse("d", "p", 0.5),), speculate=3, media=(MediaSpan("m", 0, 2),),
+        "id", (1, 2), params, adapters=(AdapterUse("d", "p", 0.5),), speculate=3,
+        media=(MediaSpan("m", 0, 1), MediaSpan("g", 1, 1, GivenRows("bfloat16", 2, b"\0\x3f\0\x40"))),
         encoder=EncoderInput("e", 9), facts=facts,
     )  # fmt: skip
     output = EngineOutput("id", 0, (1,), (scored,), (), FinishReason.STOP, None, 3)

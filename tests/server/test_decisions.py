@@ -107,3 +107,21 @@ def test_names_of_options_are_looked_for_once(server: Running, monkeypatch: pyte
         assert answer.json()["error"]["param"] == "questions"
         assert "255 options" in answer.json()["error"]["message"]
         assert len(calls) <= most
+
+
+def test_more_options_than_alternatives_are_told_of_a_token(server: Running) -> None:
+    """--max-logprobs bounds what clients ask of tokens, not how many options a question has."""
+    choices = [{"value": f"dish {number}"} for number in range(40)]
+    told = ask(server, questions=[{"type": "choice", "instructions": "Which?", "choices": choices}])
+    assert told.status_code == 200, told.text
+    assert len(told.json()["answers"][0]["probabilities"]) == 40
+
+
+def test_json_parts_have_data(server: Running) -> None:
+    for part, status in (({}, 400), ({"data": None}, 200)):
+        said = [{"role": "user", "content": [{"type": "input_json", **part}]}]
+        answer = ask(server, input=said)
+        assert answer.status_code == status, answer.text
+    assert ask(server, input=[{"role": "user", "content": [{"type": "input_json"}]}]).json()["error"]["param"] == (
+        "input[0].content[0].data"
+    )

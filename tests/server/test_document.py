@@ -135,6 +135,8 @@ BEYOND = re.compile(
         # what the template of the model refuses, and what it cannot do,
         *("A system message must come first", "cannot classify", "roles must", "this model's: ", "no prompts"),
         "no text to continue",
+        # what only an archive of torch can be,
+        *("torch.save of a tensor", "only possible without prompt_embeds"),
         # adapters that are not there or count too much,
         *("no adapter", "the id of an adapter", "that count", "adapters of a request", "nothing beside lora"),
         # and items that refer to what is not kept.

@@ -396,7 +396,7 @@ def test_completion_refusals(fields: dict[str, Any], param: str) -> None:
 
 def test_a_missing_prompt_is_named() -> None:
     with pytest.raises(RequestError, match="prompt is required") as caught:
-        validate(CompletionBody, {})
+        completion_call(validate(CompletionBody, {}), {})
     assert caught.value.code == "missing_required_parameter"
 
 

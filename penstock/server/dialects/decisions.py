@@ -21,7 +21,7 @@ from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
 from penstock.config import limits
-from penstock.config.errors import ContextLengthError, ParameterError, param_names
+from penstock.config.errors import ContextLengthError, ParameterError, RequestError, param_names
 from penstock.config.generation import GenerationRequest
 from penstock.config.logprobs import WHOLE_VOCABULARY, check_mode
 from penstock.config.sampling import SamplingParams
@@ -148,20 +148,22 @@ def _read(body: DecisionBody) -> tuple[Messages, list[_Asked]]:
 
 
 def _without_json(given: Any) -> Any:
-    """An input whose parts of JSON are texts."""
+    """An input whose parts of JSON are texts; raises RequestError where one has none."""
     if not isinstance(given, list):
         return given
     return [
-        {**item, "content": [_text_of(part) for part in item["content"]]}
+        {**item, "content": [_text_of(f"input[{at}].content[{i}]", part) for i, part in enumerate(item["content"])]}
         if isinstance(item, dict) and isinstance(item.get("content"), list)
         else item
-        for item in given
+        for at, item in enumerate(given)
     ]
 
 
-def _text_of(part: Any) -> Any:
+def _text_of(where: str, part: Any) -> Any:
     if not isinstance(part, dict) or part.get("type") != "input_json":
         return part
+    if "data" not in part:
+        raise RequestError(f"{where}.data is required.", param=f"{where}.data", code="missing_required_parameter")
     return {"type": "input_text", "text": json.dumps(part.get("data"), ensure_ascii=False, separators=(",", ":"))}
 
 
@@ -246,6 +248,7 @@ async def _requests(
             messages=_chat(messages, question, [name for name, _ in used]),
             template_kwargs={"enable_thinking": False},
             owner=owner_of(request),
+            decides=True,
         )
 
     first, room = made(asked[0]), model.frontend.info.max_model_len

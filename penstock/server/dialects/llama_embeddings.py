@@ -19,7 +19,7 @@ from penstock.server.context import ServerContext
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered
 from penstock.server.document import takes
 from penstock.server.encoding import made_answer
-from penstock.server.mixed_prompts import MIXED_PROMPTS, MixedPrompts, mixed_prompts
+from penstock.server.mixed_prompts import MIXED_PROMPTS, MixedPromptsOrNull, mixed_prompts
 from penstock.server.shapes import Exact
 from penstock.server.vectors import written
 
@@ -40,8 +40,8 @@ class LlamaEmbeddingBody(Exact):
     )
 
     model: str | None = None
-    content: MixedPrompts = None
-    input: MixedPrompts = None
+    content: MixedPromptsOrNull = None
+    input: MixedPromptsOrNull = None
     embd_normalize: Annotated[int, Field(ge=-1, le=64)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
 

@@ -23,9 +23,10 @@ from penstock.server.context import ServerContext
 from penstock.server.dialects.models import status_of
 from penstock.server.document import EVENTS, gives, takes
 from penstock.server.encoding import json_response
-from penstock.server.shapes import Loose
+from penstock.server.shapes import Loose, either
 
 _Name = Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_NAME_CHARS)]
+_GIVEN: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": limits.MAX_MODEL_NAME_CHARS}
 _PROGRESS_S = 0.5  # between two events of a load
 _LOOK_S = 1.0  # between two looks at whether the server is being shut down
 
@@ -48,6 +49,8 @@ class UnloadInstanceBody(ManagementBody):
 
 class TabbyLoadBody(ManagementBody):
     """TabbyAPI's, under its older name too."""
+
+    model_config = either({"model_name": _GIVEN}, {"name": _GIVEN})
 
     model_name: _Name | None = None
     name: _Name | None = None

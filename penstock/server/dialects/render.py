@@ -30,6 +30,7 @@ from penstock.server.dialects.responses.translate import sent_names as response_
 from penstock.server.document import takes
 from penstock.server.encoding import json_answer, json_response, made_answer
 from penstock.server.infilling import infilled
+from penstock.server.prompt_embeds import check_tokens
 from penstock.server.prompts import check_shared
 
 
@@ -55,6 +56,7 @@ def render_router(responses: Responses) -> APIRouter:
         model.require_ready()
         with param_names(sent_names(body)):
             call = named(await translated(request, chat_call, body, model.frontend.text.defaults), request)
+            check_tokens(call.requests)
             prompt = await asyncio.to_thread(model.frontend.render, call.requests[0])
             return _Chat(model, body, call, prompt, await model.frontend.tokenize(call.requests[0]))
 
@@ -74,7 +76,7 @@ def render_router(responses: Responses) -> APIRouter:
         frontend = model.frontend
         with param_names(sent_names(body)):
             call = named(await translated(request, completion_call, body, frontend.text.defaults), request)
-            check_shared(call.requests)
+            check_shared(check_tokens(call.requests))
             requests = await translated(request, infilled, call.requests, body.suffix, frontend)
             found = [(item, await frontend.tokenize(item)) for item in requests]
 

@@ -26,9 +26,9 @@ _MESSAGE = an_object(
     {"role": {"enum": ["system", "user", "assistant", "tool"]}},
     {
         "content": or_null(STRING),
-        "thinking": STRING,
-        "tool_name": STRING,
-        "tool_calls": {"type": "array", "items": _CALL},
+        "thinking": or_null(STRING),
+        "tool_name": or_null(STRING),
+        "tool_calls": or_null({"type": "array", "items": _CALL}),
     },
 )
 _TOOL = an_object({"function": an_object({"name": FUNCTION_NAME})}, {"type": {"const": "function"}})
@@ -109,7 +109,7 @@ class EmbedBody(NamedBody):
 
     input: Text | Annotated[list[Text], Field(max_length=limits.MAX_PROMPTS_PER_CALL)]
     truncate: bool | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
 class OllamaEmbeddingsBody(NamedBody):

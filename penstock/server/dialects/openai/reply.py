@@ -177,14 +177,19 @@ class OpenAIReply:
 
     def _prompt_text(self) -> dict[str, Any]:
         """The text of a chat's prompt, where it was asked for."""
-        return {"prompt_text": self._frontend.detokenize(self._prompt_ids(0))} if self._call.return_prompt_text else {}
+        return (
+            {"prompt_text": self._frontend.detokenize(self._prompt_ids(0) or ())}
+            if self._call.return_prompt_text
+            else {}
+        )
 
     def _piece(self, token: int) -> str:
         """What log-probabilities call a token."""
         return f"token_id:{token}" if self._call.tokens_as_ids else self._frontend.piece(token)
 
-    def _prompt_ids(self, index: int) -> list[int]:
-        return list(self._active.generations[index].prompt_ids)
+    def _prompt_ids(self, index: int) -> list[int] | None:
+        """None where rows stand among them, which are no tokens."""
+        return None if self._call.requests[index].rows else list(self._active.generations[index].prompt_ids)
 
     def _message(self, choice: _Choice, text: str) -> dict[str, Any]:
         text = self._call.said + text

@@ -9,9 +9,11 @@ from pydantic import Field
 from penstock.config import limits
 from penstock.server.adapter_fields import NamedAdapterBody
 from penstock.server.ending import EndingBody
+from penstock.server.prompt_embeds import ENCODED, EmbedsBody
 from penstock.server.sampler_fields import SamplerBody
 from penstock.server.sampling import AnyAlternatives, HintedBody, MaxTokens
 from penstock.server.shapes import (
+    PROMPT,
     Body,
     Choice,
     FunctionCall,
@@ -19,12 +21,12 @@ from penstock.server.shapes import (
     Messages,
     Name,
     Objects,
-    Prompt,
     ResponseFormat,
     Strings,
     StructuredOutputs,
     TokenIds,
     Tools,
+    either,
 )
 from penstock.server.truncation import CutBody
 from penstock.server.webui_fields import WebuiBody, WebuiChatBody
@@ -99,10 +101,10 @@ class ChatBody(Sampling, WebuiChatBody):
     return_prompt_text: bool | None = None
 
 
-class CompletionBody(Sampling):
+class CompletionBody(Sampling, EmbedsBody):
     """POST /v1/completions."""
 
-    prompt: Prompt
+    model_config = either({"prompt": PROMPT}, {"prompt_embeds": ENCODED})
     suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     logprobs: AnyAlternatives | None = None

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import limits
-from penstock.config.constraint import ToolChoice
 from penstock.config.errors import ParameterError, RequestError
 from penstock.config.generation import GenerationRequest
 from penstock.config.logprobs import larger
@@ -16,16 +15,16 @@ from penstock.config.sampling import SamplingParams
 from penstock.search.beam import BeamParams
 from penstock.server.conversation import (
     checked_messages,
-    checked_tools,
-    chosen_tools,
     function_fields,
+    functions_or_tools,
     prompted,
     template_kwargs,
 )
 from penstock.server.custom_tools import custom_names, definition_fields
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.ending import beams, best_of, repetition
-from penstock.server.prompts import cache_salt, prompts_of, text_request
+from penstock.server.prompt_embeds import all_prompts, marked
+from penstock.server.prompts import cache_salt, text_request
 from penstock.server.sampling import sampling_params
 from penstock.server.shapes import check_stream_options
 from penstock.server.structured import FIELDS, Asked, asked
@@ -110,7 +109,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
     Raises:
         RequestError: a value or a combination that is not served.
     """
-    tools, choice = _tools(body)
+    tools, choice = functions_or_tools(body)
     if body.top_logprobs and not body.logprobs:
         raise ParameterError("top_logprobs", body.top_logprobs, "only together with logprobs: true")
     if body.add_generation_prompt and body.continue_final_message:
@@ -124,10 +123,14 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
     if body.reasoning_control and body.use_beam_search:
         raise ParameterError("reasoning_control", True, "without use_beam_search, whose answers are many requests")
     controlled = limits.MAX_TOKENS if body.reasoning_control else None  # a budget that is spent when that is asked
+    request_id = uuid.uuid4().hex
+    searched, text = body.use_beam_search, body.return_prompt_text
+    messages, rows = marked(body.messages, request_id, use_beam_search=searched, return_prompt_text=text)
     request = GenerationRequest(
-        request_id=uuid.uuid4().hex,
+        request_id=request_id,
         sampling=_sampling(body, defaults, max_tokens=max_tokens, logprobs=logprobs),
-        messages=checked_messages(body.messages),
+        messages=checked_messages(messages),
+        rows=rows,
         tools=tools,
         tool_choice=choice,
         parse=body.reasoning_format != "none",
@@ -161,8 +164,9 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
 
 def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> OpenAICall:
     """Translates a text completion, one request a prompt."""
-    prompts = prompts_of(body.prompt, "prompt")
     echo = bool(body.echo)
+    searched = body.use_beam_search
+    prompts = all_prompts(body, echo=echo, suffix=body.suffix, use_beam_search=searched)
     if max(body.n or 1, body.best_of or 1) * len(prompts) > limits.MAX_PROMPTS_PER_CALL:
         raise ParameterError("n", body.n, f"n times the number of prompts at most {limits.MAX_PROMPTS_PER_CALL}")
     if echo and (body.suffix or body.token_healing):
@@ -235,17 +239,3 @@ def _asked(body: Sampling) -> Asked | None:
             code="unsupported_parameter",
         )
     return wish
-
-
-def _tools(body: ChatBody) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:
-    """Functions and the choice among them, from today's fields or those they had before there were tools."""
-    given = body.tools
-    choice = body.tool_choice
-    where = "tools"
-    if body.functions and not body.tools:
-        given, where = [{"type": "function", "function": function} for function in body.functions], "functions"
-    if body.function_call is not None and choice is None:
-        choice = body.function_call
-        if isinstance(choice, dict):
-            choice = {"type": "function", "function": choice}
-    return chosen_tools(choice, checked_tools(given, where), parallel=body.parallel_tool_calls)

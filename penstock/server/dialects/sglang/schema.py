@@ -21,6 +21,7 @@ from penstock.server.shapes import (
     TokenKey,
     members,
     nothing_but,
+    or_null,
     whole,
 )
 
@@ -45,8 +46,8 @@ def _whole_ids(value: Any) -> Any:
     return [whole(item) for item in value] if listed else whole(value)
 
 
-Texts = Annotated[Any, WithJsonSchema(_TEXTS)]
-Ids = Annotated[Any, BeforeValidator(_whole_ids), WithJsonSchema(_LISTS)]
+Texts = Annotated[Any, WithJsonSchema(or_null(_TEXTS))]
+Ids = Annotated[Any, BeforeValidator(_whole_ids), WithJsonSchema(or_null(_LISTS))]
 Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
 Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
 Start = Annotated[int, Field(ge=-1, le=limits.MAX_TOKENS)]

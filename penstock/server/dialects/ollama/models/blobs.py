@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from penstock.config.errors import CheckpointError, ConfigError
@@ -18,6 +18,7 @@ from penstock.server.siblings import Siblings
 
 _AT_ONCE = 4  # of a whole server; further ones wait, with their bytes unread
 _PIECE = 1 << 20
+_Digest = Annotated[str, Path(json_schema_extra={"pattern": "^sha256[:-][0-9a-f]{64}$"})]  # checked by the shelf
 _TYPES = ("application/json", "application/octet-stream")  # which pages of other origins cannot send unasked
 
 
@@ -26,14 +27,14 @@ def add_blobs(router: APIRouter, shelf: Shelf, keys: AdminKeys, siblings: Siblin
     places = asyncio.Semaphore(dealt(_AT_ONCE, siblings))
 
     @router.head("/api/blobs/{digest}", summary="Whether a file of a model is here")
-    async def head(request: Request, digest: str) -> Response:
+    async def head(request: Request, digest: _Digest) -> Response:
         keys.check_admin(request.headers)
         if not await _to_disk(shelf.has_file, digest):
             raise HttpError(404, f"there is no blob {digest}.", code="not_found")
         return Response(status_code=200)
 
     @router.post("/api/blobs/{digest}", summary="Send a file of a model", status_code=201)
-    async def send(request: Request, digest: str) -> Response:
+    async def send(request: Request, digest: _Digest) -> Response:
         keys.check_admin(request.headers)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if "origin" in request.headers and kind not in _TYPES:

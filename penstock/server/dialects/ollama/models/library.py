@@ -35,10 +35,12 @@ from penstock.server.dialects.ollama.models.library_threads import AT_ONCE, Libr
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError, bad_value
-from penstock.server.shapes import Loose
+from penstock.server.shapes import Loose, either
 
 _Name = Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 _OneOfTwo = Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]  # clients send the other one empty
+_GIVEN: dict[str, Any] = {"type": "string", "minLength": 1}
+_NAMED = either({"model": _GIVEN}, {"name": _GIVEN})
 _Digest = Annotated[str, Field(max_length=100)]
 _Files = Annotated[dict[_Name, _Digest], Field(max_length=limits.MAX_FILES_OF_A_MODEL)]
 _LINES = "application/x-ndjson"
@@ -49,6 +51,8 @@ _PROGRESS_S = 0.2  # between two lines of one work
 class PullBody(Loose):
     """`/api/pull` and `/api/push`."""
 
+    model_config = _NAMED
+
     model: _OneOfTwo | None = None
     name: _OneOfTwo | None = None
     insecure: bool = False
@@ -57,6 +61,8 @@ class PullBody(Loose):
 
 class CreateBody(Loose):
     """`/api/create`: another model, or files that were sent, with texts of its own."""
+
+    model_config = _NAMED
 
     model: _OneOfTwo | None = None
     name: _OneOfTwo | None = None
@@ -82,6 +88,8 @@ class CopyBody(Loose):
 
 class DeleteBody(Loose):
     """`/api/delete`."""
+
+    model_config = _NAMED
 
     model: _OneOfTwo | None = None
     name: _OneOfTwo | None = None
