@@ -16,8 +16,9 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +139,17 @@ def restart(given: Any, model: Path, folder: Path) -> dict[str, dict[str, list[f
 
 
 def conversations(given: Any) -> list[tuple[tuple[int, ...], int]]:
-    """Prompts and lengths of answers; equal blocks of the trace have equal tokens."""
+    """Prompts and lengths of answers of conversations with three turns or more, in the order in which they came; equal
+    blocks of the trace have equal tokens.
+    """
     found = []
     size = 512 // given.scale
     with (given.data / "trace" / "mooncake_conversation_trace.jsonl").open(encoding="utf-8") as lines:
-        for line in lines:
-            one = json.loads(line)
-            if one["input_length"] > given.longest * given.scale:
-                continue
+        every = [json.loads(line) for line in islice(lines, 4000)]
+    fitting = [one for one in every if one["input_length"] <= given.longest * given.scale and len(one["hash_ids"]) > 1]
+    turns = Counter(one["hash_ids"][1] for one in fitting)
+    for one in fitting:
+        if turns[one["hash_ids"][1]] >= 3:
             length = max(2, one["input_length"] // given.scale)
             blocks = (random.Random(block) for block in one["hash_ids"])
             tokens = tuple(rng.randrange(10, 4_000) for rng in blocks for _ in range(size))[:length]

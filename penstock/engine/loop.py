@@ -60,7 +60,7 @@ class Engine:
         self._speculation = speculation or NoSpeculation()
         self.step_cost = self._speculation.cost
         self._meter = PaceMeter(scheduler.options.max_num_seqs, scheduler.options.max_num_batched_tokens)
-        scheduler.cache.transfers.tier.seconds_for = self._prompt_seconds
+        scheduler.cache.transfers.tier.seconds_for = self._meter.prompt_seconds
         self._working_since: float | None = None  # or since the last commit
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.dead: EngineDeadError | None = None
@@ -155,10 +155,6 @@ class Engine:
     def pace(self) -> Pace | None:
         """How fast steps are, once that is known."""
         return self._meter.pace()
-
-    def _prompt_seconds(self, tokens: int) -> float | None:
-        pace = self._meter.pace()
-        return None if pace is None else pace.seconds(tokens, 0)
 
     def _measure(self, plan: StepPlan) -> None:
         """Takes the time of a step, whatever was done in it: since the last one, unless there was nothing to do."""

@@ -75,6 +75,10 @@ class PaceMeter:
         """What was measured; None as long as that is too little to judge by."""
         return self._pace
 
+    def prompt_seconds(self, tokens: int) -> float | None:
+        """How long computing so many tokens of a prompt takes; None as long as that is not known."""
+        return None if self._pace is None else self._pace.seconds(tokens, 0)
+
     def _measured(self) -> Pace:
         step, prompt, output = self._fit.costs()
         full_steps, full_rows = self._full
