@@ -126,12 +126,15 @@ def restart(given: Any, model: Path, folder: Path) -> dict[str, dict[str, list[f
     rng = random.Random(7)
     found: dict[str, dict[str, list[float]]] = {str(length): defaultdict(list) for length in given.lengths}
     prompts = {length: tuple(rng.randrange(10, 4_000) for _ in range(length)) for length in given.lengths}
-    for turn in range(given.turns + 1):
+    for turn in range(2 * given.turns + 1):
         for length, prompt in prompts.items():
             engine, _ = build_engine(options(given, model, folder, kv_disk=given.size))
+            if turn % 2:
+                settle(engine)
             seconds, cached = first_token(engine, prompt)
             assert bool(turn) == (cached >= length - 17)
-            found[str(length)]["computed" if not turn else "first answer"].append(seconds)
+            what = "first answer, asked at once" if turn % 2 == 0 else "first answer, after an idle moment"
+            found[str(length)][what if turn else "computed"].append(seconds)
             settle(engine)
             found[str(length)]["in the pool"].append(first_token(engine, prompt)[0])
             engine.close()

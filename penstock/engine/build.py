@@ -83,9 +83,9 @@ def _built(
     limits = scheduler_options(options, started.plan, whole_prompts=started.whole_prompts)
     gates = (GrammarGate(structured), *default_gates(), AdapterGate(options.max_loras, started.adapters))
     scheduler = Scheduler(limits, started.groups, gates=gates)
-    settle_tier(started, scheduler.cache)
     vocabulary = started.told.vocab_size
     engine = Engine(scheduler, started.runner, structured, claim.release, drafting, vocabulary, started.adapters)
+    engine.idle_work[1:1] = settle_tier(started, scheduler.cache, engine)
     if options.shared_prompts:
         text = TextPipeline.of(options)
         pin_shared_prompts(engine, text, options.shared_prompts)

@@ -31,6 +31,7 @@ class Engine:
     Attributes:
         step_cost: what steps cost in the runner.
         dead: why no step can be computed any more, once the runner said so; whoever steps the engine ends it.
+        idle_work: what is done while nothing is asked for: a bounded piece at a time, and whether there was any.
         works_on: told of the requests in the batch and those that wait for grammars or adapters, before others join.
     """
 
@@ -60,7 +61,7 @@ class Engine:
         self._speculation = speculation or NoSpeculation()
         self.step_cost = self._speculation.cost
         self._meter = PaceMeter(scheduler.options.max_num_seqs, scheduler.options.max_num_batched_tokens)
-        scheduler.cache.transfers.tier.seconds_for = self._meter.prompt_seconds
+        self.idle_work: list[Callable[[], bool]] = [self._flush, lambda: self.runner.prepare()]
         self._working_since: float | None = None  # or since the last commit
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.dead: EngineDeadError | None = None
@@ -144,13 +145,16 @@ class Engine:
         return self._outputs()
 
     def prepare(self) -> bool:
-        """Does a bounded piece of what need not wait until nothing is asked for; whether there is more."""
-        if self.scheduler.cache.transfers.owed and (plan := self.scheduler.plan(idle=True)) is not None:
-            sent = self._guarded(self.runner.submit, plan)
-            if sent and (result := self._guarded(self.runner.sample, plan.step)):
-                self.scheduler.commit(result)
-            return True
-        return bool(self.runner.prepare())
+        """Does a bounded piece of what waits until nothing is asked for; whether there is more."""
+        return any(work() for work in self.idle_work)
+
+    def _flush(self) -> bool:
+        """Has the tier below take what it is owed."""
+        plan = self.scheduler.plan(idle=True) if self.scheduler.cache.transfers.owed else None
+        sent = plan is not None and self._guarded(self.runner.submit, plan)
+        if plan is not None and sent and (result := self._guarded(self.runner.sample, plan.step)):
+            self.scheduler.commit(result)
+        return plan is not None
 
     def pace(self) -> Pace | None:
         """How fast steps are, once that is known."""
@@ -159,12 +163,8 @@ class Engine:
     def _measure(self, plan: StepPlan) -> None:
         """Takes the time of a step, whatever was done in it: since the last one, unless there was nothing to do."""
         now = perf_counter()
-        prompt = tokens = 0
-        for span in plan.scheduled:
-            prompt += span.prompt_tokens
-            tokens += len(span.tokens)
         rows = len(self.scheduler.running) if self.scheduler.waiting else None
-        self._meter.add(prompt, tokens - prompt, now - (self._working_since or now), rows)
+        self._meter.add_step(plan, now - (self._working_since or now), rows)
         self._working_since = now
 
     def _tell_work(self) -> None:

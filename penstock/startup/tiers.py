@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import re
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from penstock.core.policies.bounded_tier import BoundedTier, restored
 from penstock.runtime.runner import ModelRunner
 from penstock.startup.memory_plan import format_bytes
 from penstock.startup.started import Started
+from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, place_bytes, remove_others
 from penstock.transfer.pieces import Pieces
@@ -34,15 +36,18 @@ _DECIDE: Final = (
 )
 
 
-def settle_tier(started: Started, cache: KVCache) -> None:
+def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]:
     """Puts the tier of an engine's options below its cache, and what is there from before into its prefix tree.
+
+    Returns:
+        What brings that into the pool while the engine has nothing to do.
 
     Raises:
         ConfigError: the tier cannot be had.
     """
     options, runner = started.options, started.runner
     if not (options.kv_ram or options.kv_disk):
-        return
+        return []
     if not options.enable_prefix_caching or started.whole_prompts or not isinstance(runner, ModelRunner):
         raise ConfigError(
             "--kv-ram and --kv-disk keep prefixes that are found again; this engine keeps none "
@@ -69,6 +74,7 @@ def settle_tier(started: Started, cache: KVCache) -> None:
         eager=True,
         catalog=store,
     )
+    tier.seconds_for = partial(_prompt_seconds, engine)
     cache.transfers.tier = tier
     for place in restored(cache, tier, store.found()):
         store.forget(place)
@@ -77,6 +83,12 @@ def settle_tier(started: Started, cache: KVCache) -> None:
     log.info(
         "%-12s %12s  %d blocks on %s, %d of them from before", "KV below", format_bytes(most), places, what, tier.copies
     )
+    return [Warming(engine, cache, tier)]
+
+
+def _prompt_seconds(engine: Idle, tokens: int) -> float | None:
+    pace = engine.pace()
+    return None if pace is None else pace.seconds(tokens, 0)
 
 
 def places_for(most: int, sizes: list[int]) -> int:

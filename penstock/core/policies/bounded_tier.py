@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -182,6 +183,11 @@ class BoundedTier(Tier):
     def copies(self) -> int:
         """How many there are."""
         return len(self._stored)
+
+    def ends(self, most: int) -> list[Node]:
+        """Nodes of copies that nothing behind them has one of, those that came last first."""
+        last = (copy.node for copy in reversed(self._stored.values()))
+        return list(islice((node for node in last if not any(child.below for child in node.children.values())), most))
 
     def figures(self) -> tuple[tuple[str, int], ...]:
         return tuple(asdict(self.counters).items())

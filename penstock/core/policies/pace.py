@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.core.policies.least_squares import ForgettingFit
+from penstock.core.protocol import StepPlan
 
 _MEMORY = 512  # steps after which a measure counts 1/e
 _LEAST_SECONDS = 0.5  # of work before anything is told of it
@@ -60,6 +61,14 @@ class PaceMeter:
             if self._watched >= _LEAST_SECONDS:
                 self._pace = self._measured()
 
+    def add_step(self, plan: StepPlan, seconds: float, rows: int | None) -> None:
+        """The same of a plan."""
+        prompt = tokens = 0
+        for span in plan.scheduled:
+            prompt += span.prompt_tokens
+            tokens += len(span.tokens)
+        self.add(prompt, tokens - prompt, seconds, rows)
+
     def _learn(self, prompt: int, output: int, seconds: float, rows: int | None) -> None:
         if (pace := self._pace) is not None:
             expected = pace.step + pace.prompt * prompt + pace.output * output
@@ -74,10 +83,6 @@ class PaceMeter:
     def pace(self) -> Pace | None:
         """What was measured; None as long as that is too little to judge by."""
         return self._pace
-
-    def prompt_seconds(self, tokens: int) -> float | None:
-        """How long computing so many tokens of a prompt takes; None as long as that is not known."""
-        return None if self._pace is None else self._pace.seconds(tokens, 0)
 
     def _measured(self) -> Pace:
         step, prompt, output = self._fit.costs()
