@@ -259,9 +259,10 @@ class KVCache:
 
     def _make_room(self, needs: abc.Sequence[int]) -> bool:
         """Evicts until so many blocks per group are free; False where they cannot be had now."""
-        saving = self.transfers.saving
-        if any(need > self.available(g) + saving(g) for g, need in enumerate(needs) if need):
-            return False
+        for g, need in enumerate(needs):
+            missing = need - self.available(g) if need else 0
+            if missing > 0 and missing > self.transfers.saving(g):
+                return False
         for g, need in enumerate(needs):
             while self.pools[g].num_free < need:
                 if not self.tree.evict(g) and not self.transfers.abandon_saves():

@@ -109,12 +109,10 @@ class Transfers:
         return bool(saves)
 
     def _abandonable(self) -> Iterator[_Save]:
-        pools = self._cache.pools
+        pools, state = self._cache.pools, self._cache.states.group
         for save in self._saves.values():
-            idle = (
-                save.group != self._cache.states.group and pools[save.group].refs[save.block] == 2
-            )  # the tree's and this one
-            if save.held and idle and save.step <= self._cache.committed_step:
+            told = save.group != state and save.step <= self._cache.committed_step
+            if save.held and told and pools[save.group].refs[save.block] == 2:  # the tree's and this one
                 yield save
 
     def load(self, sequence: TokenSequence, allocation: Allocation, nodes: Sequence[Node]) -> None:
@@ -148,15 +146,14 @@ class Transfers:
 
     def detach(self, allocation: Allocation) -> list[tuple[int, int]]:
         """References a sequence gives up that no load keeps: the others go when their loads have finished."""
-        held = list(allocation.blocks())
+        coming = set()
         for transfer in allocation.transfers:
             load = self._loads[transfer]
             load.sequence = None
             self._cache.ops.append(CacheOp(CacheOpKind.CANCEL, load.group, NULL_BLOCK, NULL_BLOCK, 0, transfer))
-            if load.group != self._cache.states.group:
-                held.remove((load.group, load.block))
+            coming.add((load.group, load.block))
         allocation.transfers.clear()
-        return held
+        return [held for held in allocation.blocks() if held not in coming]
 
     def finish(self, transfer: int, *, failed: bool) -> TokenSequence | None:
         """A transfer is over. Returns a sequence that must start anew, since what it was to go on from is not there."""
