@@ -96,7 +96,14 @@ def train(
         seed=engine.seed or 0,
     )
     check_replaceable(output)
-    asked = {"text": _digest(text), "prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
+    asked = {
+        "text": _digest(text),
+        "prompts": prompts,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "dtype": engine.dtype,
+        "quantize": engine.quantize,
+    }
     if output.exists() and not force:
         raise ConfigError(f"{output} exists already; choose another --output, or replace it with --force.")
     check_drafted_for(engine, method)
@@ -232,7 +239,7 @@ def _train(
         _learn(net, drafted, target, learned, settings, place / "state.npz", facts)
         rounded(net)
         with loading_bar(title="Measuring", unit="", waiting="Measuring") as told:
-            found = measure(net, target, kept, drafted, told)
+            found = measure(net, target, kept, drafted, told, facts["max_tokens"])
         with replacing(output) as folder:
             folder.mkdir()
             size = write_head(folder, net, target, drafted, longest)

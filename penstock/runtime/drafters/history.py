@@ -85,6 +85,13 @@ class History:
         self._keys[begin : self._size] = _keys(self._ids[first : self._size], self._least)[begin - first :]
 
 
+def in_common(ids: Ids, place: int, most: int) -> int:
+    """How many tokens before a place are those at the end, at most so many."""
+    count = min(place, most)
+    apart = np.flatnonzero(ids[place - count : place][::-1] != ids[len(ids) - count :][::-1])
+    return int(apart[0]) if len(apart) else count
+
+
 def _keys(ids: Ids, least: int) -> npt.NDArray[np.uint64]:
     """Of each token, a number that is the same wherever it and those before it, `least` in all, are the same."""
     keys = np.zeros(len(ids), np.uint64)
