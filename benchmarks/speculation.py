@@ -110,8 +110,8 @@ class _Waited:
 class Right(NoDrafter):
     """Drafts so many tokens each time, all of which are right: what steps of that many cost."""
 
-    def __init__(self, script: Script, depth: int) -> None:
-        self._answer, self.most, self._said = script[1], depth, 0
+    def __init__(self, script: Script, most: int) -> None:
+        self._answer, self.most, self._said = script[1], most, 0
 
     def begin(self, new: NewSequence) -> None:
         self._said = len(new.generated_ids)
@@ -193,16 +193,17 @@ def copying(text: TextPipeline, data: Path) -> dict[str, Script]:
 
 def step_costs(model: str, script: Script, length: int) -> list[float]:
     """Seconds of a step of 1, 2 … 13 tokens of one sequence; those between what is measured are interpolated."""
-    measured: dict[int, float] = {}
-    for depth in (0, 1, 3, 7, 12):
-        engine, scripted = made(model, None, 1, length, Right(script, depth))
-        steps, seconds = 0, 0.0
-        for turn in range(2):
-            before = engine.stats().steps
-            seconds = answer(engine, scripted, [script], f"c{turn}", depth)
-            steps = engine.stats().steps - before - 1
-        engine.close()
-        measured[depth + 1] = seconds / steps
+    depths = (0, 1, 3, 7, 12)
+    took: dict[int, list[float]] = {depth: [] for depth in depths}
+    drafter = Right(script, max(depths))
+    engine, scripted = made(model, None, 1, length, drafter)
+    for turn in range(3):  # the first is warm-up
+        for depth in depths:
+            drafter.most, before = depth, engine.stats().steps
+            seconds = answer(engine, scripted, [script], f"c{turn}.{depth}.", depth)
+            took[depth] += [seconds / (engine.stats().steps - before - 1)] if turn else []
+    engine.close()
+    measured = {depth + 1: min(each) for depth, each in took.items()}
     known = sorted(measured)
     costs = []
     for tokens in range(1, known[-1] + 1):

@@ -96,23 +96,21 @@ def train(
         seed=engine.seed or 0,
     )
     check_replaceable(output)
-    asked = {
-        "text": _digest(text),
-        "prompts": prompts,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "dtype": engine.dtype,
-        "quantize": engine.quantize,
-    }
+    asked = {"text": _digest(text), "prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
     if output.exists() and not force:
         raise ConfigError(f"{output} exists already; choose another --output, or replace it with --force.")
     check_drafted_for(engine, method)
     place = _place(output, anew=force)
-    facts = {"model": engine.model, **asked, **asdict(settings)}
+    facts = {**_computed(engine), **asked, **asdict(settings)}
     with _written(place):
         made, longest = _answers(engine, text, place, asked, settings.held_out)
         _train(engine, settings, made, place, facts, output, longest)
     shutil.rmtree(place, ignore_errors=True)
+
+
+def _computed(engine: EngineOptions) -> dict[str, Any]:
+    """Whose answers they are, and what their bits depend on."""
+    return {"model": engine.model, "dtype": engine.dtype, "quantize": engine.quantize}
 
 
 def _place(output: Path, *, anew: bool) -> Path:
@@ -157,7 +155,7 @@ def _answers(
     from penstock.llm import LLM
     from penstock.train.answers import AnswerFile, held_out, measurable
 
-    _same(place / "asked.json", {"model": engine.model, **asked})
+    _same(place / "asked.json", {**_computed(engine), **asked})
     answers, greedy = AnswerFile(place / "answers.jsonl"), AnswerFile(place / "greedy.jsonl")
     given = {name: value for name, value in asdict(engine).items() if name != "model"}
     with loading_bar(waiting=STARTING) as told:

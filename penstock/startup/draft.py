@@ -93,10 +93,12 @@ def load_text_drafter(
     draft: DraftSpec, target: Model, kernels: KernelSet, options: EngineOptions, plan: MemoryPlan
 ) -> TextDrafter:
     """Loads a draft model with another vocabulary, in lanes of its own."""
-    model, needs, device = draft.model, draft.needs, torch.device(options.torch_device)
+    model, needs = draft.model, draft.needs
+    device = torch.device(options.torch_device)
     load_weights(model, draft.checkpoint, draft.weights)
     model.place(device)
-    rows, each, size = lanes(options), lane_blocks(needs, options), options.block_size
+    rows, each = lanes(options), lane_blocks(needs, options)
+    size = options.block_size
     caches = [
         LayerCache(
             0,

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.core.protocol import NewSequence
 from penstock.runtime.drafters.drafter import Draft, NoDrafter
 from penstock.runtime.drafters.earlier import Earlier, one_answer
-from penstock.runtime.drafters.history import History, Ids, Places, in_common
+from penstock.runtime.drafters.history import History, Ids, Like, Places, in_common
 
 _LONGEST_KIND: Final = 12  # tokens in common from which on drafts count as one kind
 _EARLIER_KIND: Final = 2 * (_LONGEST_KIND + 1)  # added to the kind of what earlier answers had
@@ -74,22 +74,21 @@ class _Lookup(NoDrafter, ABC):
         """As Drafter."""
         found = []
         for slot, most in wanted.items():
-            ids, places, common = self._histories[slot].like_the_end(self._common)
-            draft = self._of(slot, (ids, places, common), most, 0) if len(places) else self._behind(slot, most)
+            like = self._histories[slot].like_the_end(self._common)
+            draft = self._of(slot, like, most, 0) if len(like.places) else self._behind(slot, most)
             if draft is not None:
                 found.append(draft)
         return found
 
-    def _of(self, slot: int, like: tuple[Ids, Places, int], most: int, kind: int) -> Draft | None:
-        """The draft of places that have so many tokens in common with the end."""
-        ids, places, common = like
-        copied = self._copied.get(slot)
+    def _of(self, slot: int, like: Like, most: int, kind: int) -> Draft | None:
+        """The draft of places like the end."""
+        places, copied = like.places, self._copied.get(slot)
         if copied is not None and not kind and (going := places[places == copied.place]).size:
             places = going  # of places that are equally like the end, the one that was copied before
-        tokens, agreed, place = self.follow(ids, places, most)
-        self._copied[slot] = _Copied(ids, place, 0)
+        tokens, agreed, place = self.follow(like.ids, places, most)
+        self._copied[slot] = _Copied(like.ids, place, 0)
         tokens = one_answer(tokens)
-        return Draft(slot, tokens, kind + 2 * min(common, _LONGEST_KIND) + agreed) if tokens else None
+        return Draft(slot, tokens, kind + 2 * min(like.common, _LONGEST_KIND) + agreed) if tokens else None
 
     def _behind(self, slot: int, most: int) -> Draft | None:
         """The draft of a copy in which the last token was replaced, or the last few."""
@@ -113,9 +112,9 @@ class NgramDrafter(_Lookup):
     more of it is right.
     """
 
-    def _of(self, slot: int, like: tuple[Ids, Places, int], most: int, kind: int) -> Draft | None:
-        ids, places, common = like
-        return super()._of(slot, (ids, places, max(common, in_common(ids, int(places[-1]), _LONGEST_KIND))), most, kind)
+    def _of(self, slot: int, like: Like, most: int, kind: int) -> Draft | None:
+        longer = in_common(like.ids, int(like.places[-1]), _LONGEST_KIND)
+        return super()._of(slot, like._replace(common=max(like.common, longer)), most, kind)
 
     def follow(self, ids: Ids, places: Places, most: int) -> tuple[tuple[int, ...], bool, int]:
         """As _Lookup."""
@@ -152,14 +151,12 @@ class SuffixDrafter(_Lookup):
         """As Drafter."""
         found = []
         for slot, most in wanted.items():
-            history, kind = self._histories[slot], 0
-            ids, places, common = history.like_the_end(self._common)
-            if slot in self._whose and common < self._common:
-                earlier = self._earlier.like(self._whose[slot][0], ids, self._common)
-                if len(earlier[1]) and (not len(places) or earlier[2] > common):
-                    (ids, places, common), kind = earlier, _EARLIER_KIND
-            like = ids, places, common
-            draft = self._of(slot, like, most, kind) if len(places) else self._behind(slot, most)
+            like, kind = self._histories[slot].like_the_end(self._common), 0
+            if slot in self._whose and like.common < self._common:
+                earlier = self._earlier.like(self._whose[slot][0], like.ids, self._common)
+                if len(earlier.places) and (not len(like.places) or earlier.common > like.common):
+                    like, kind = earlier, _EARLIER_KIND
+            draft = self._of(slot, like, most, kind) if len(like.places) else self._behind(slot, most)
             if draft is not None:
                 found.append(draft)
         return found
