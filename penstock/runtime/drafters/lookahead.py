@@ -18,7 +18,7 @@ from penstock.runtime.drafters.drafter import Draft, NoDrafter
 from penstock.runtime.drafters.hidden_states import Tapped, Taps
 
 _GRAMS: Final = 2048  # of a sequence; those that were met the longest ago are forgotten
-_READ: Final = 8192  # tokens of a sequence that comes whose n-grams are kept, the last ones
+_READ: Final = _GRAMS  # tokens of a sequence that comes whose n-grams are kept, the last ones
 _LONGEST_KIND: Final = 8
 
 

@@ -26,7 +26,7 @@ from penstock.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from penstock.runtime.executor import Executor
 
-_TOKEN_BYTES: Final = 8  # of text, for each token of a lane, that is told at once
+_TOKEN_BYTES: Final = 4  # of text, for each token of a lane, that is told at once
 _KNOWN: Final = 16  # of the target's tokens that are kept of a sequence
 
 
