@@ -156,6 +156,14 @@ def answer(engine: Engine, scripted: Scripted, scripts: Sequence[Script], name: 
     return seconds
 
 
+def forget(engine: Engine) -> None:
+    """Keeps a sequence's answer from those after it, which are the same: suffixes would know all of it."""
+    runner: Any = engine.runner
+    drafter = runner._drafting._drafter
+    if isinstance(drafter, SuffixDrafter):
+        drafter._whose.clear()
+
+
 def copying(text: TextPipeline, data: Path) -> dict[str, Script]:
     """The recorded texts: a file with names changed, records as JSON, sentences that are quoted."""
     with gzip.open(data / "eval" / "humaneval" / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as lines:
@@ -240,6 +248,7 @@ def measure_copying(model: str, data: Path, rounds: int) -> tuple[dict[str, Any]
     for turn, (engine, scripted) in enumerate(engines.values()):  # what is learned first is learned of another text
         for number, script in enumerate(scripts.values()):
             answer(engine, scripted, [script], f"w{turn}.{number}.", 12)
+            forget(engine)
     figures: dict[str, Any] = {"step_seconds_by_tokens": costs, "works": {}}
     rows: list[list[object]] = []
     for name, script in scripts.items():
@@ -247,6 +256,7 @@ def measure_copying(model: str, data: Path, rounds: int) -> tuple[dict[str, Any]
         for turn in range(rounds):
             for method, (engine, scripted) in engines.items():
                 took[method].append(answer(engine, scripted, [script], f"{name}{turn}", 12))
+                forget(engine)
         off = statistics.median(took["off"])
         found: dict[str, Any] = {"tokens": len(script[1]), "off_tokens_per_s": (len(script[1]) - 1) / off}
         for method in ("suffix", "ngram"):
@@ -286,6 +296,7 @@ def measure_load(model: str, data: Path, asked: Load) -> tuple[dict[str, Any], l
             for name in configs if turn % 2 else reversed(configs):
                 engine, scripted = engines[name]
                 seconds = answer(engine, scripted, chosen, f"{count}.{turn}.", 12)
+                forget(engine)
                 if turn:  # the first is warm-up
                     took[name].append(seconds)
         found: dict[str, Any] = {"off_s": took["off"]}

@@ -14,7 +14,15 @@ HEADS: Final = ("eagle3", "mtp", "medusa", "p-eagle", "eagle", "mlp_speculator",
 METHODS: Final = ("draft_model", *HEADS, "self", "ngram", "suffix", "lookahead")
 _NOT_HERE: Final = ("dflash",)
 _MTP: Final = ("deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
-_ALIASES: Final = {"p_eagle": "p-eagle", **dict.fromkeys(_MTP, "mtp")}  # vLLM's
+_LLAMA_CPP: Final = {
+    "draft-simple": "draft_model",
+    "draft-eagle3": "eagle3",
+    "draft-mtp": "mtp",
+    "ngram-simple": "ngram",
+    "ngram-map-k": "ngram",
+    "ngram-map-k4v": "suffix",
+}
+_ALIASES: Final = {"p_eagle": "p-eagle", **dict.fromkeys(_MTP, "mtp"), **_LLAMA_CPP}  # vLLM's and llama.cpp's
 _DEFAULT_DRAFTS: Final = 12
 _LEAST_COMMON: Final = 2  # tokens
 _GRAM: Final = 3  # tokens; of lookahead
@@ -83,6 +91,8 @@ def speculation(text: str | None) -> Speculation | None:
     method = found.get("method")
     if isinstance(method, str):
         method = _ALIASES.get(method, method)
+    if method == "none":  # llama.cpp's
+        return None
     if method in _NOT_HERE:
         raise _refused(text, f"method {' or '.join(METHODS)}; {method} is not here yet")
     if method not in METHODS:

@@ -23,6 +23,9 @@ def test_what_is_said() -> None:
     assert speculation('{"method": "eagle3", "model": "m"}') == Speculation("eagle3", 4, model="m")
     assert speculation('{"method": "p_eagle", "model": "m"}') == Speculation("p-eagle", 4, model="m")
     assert speculation('{"method": "mtp", "num_speculative_tokens": 3}') == Speculation("mtp", 3)
+    assert speculation('{"method": "draft-eagle3", "model": "m"}') == Speculation("eagle3", 4, model="m")
+    assert speculation('{"method": "ngram-simple"}') == Speculation("ngram")
+    assert speculation('{"method": "none", "model": "m"}') is None
     assert speculation('{"method": "lookahead"}') == Speculation("lookahead", 8)
     asked = '{"method": "lookahead", "num_speculative_tokens": 5, "max_ngram_size": 3}'
     assert speculation(asked) == Speculation("lookahead", 5, max_ngram_size=3)
