@@ -3,7 +3,8 @@
 python -m benchmarks.speculation_peer MODEL.gguf DRAFT.gguf TOKENIZER_FOLDER --llama-server PROGRAM
 
 Replies of dialogues, greedy, one at a time, prompts found cached: seconds a token as llama-server's `timings` tell
-them, which both servers give. Servers run one after the other, each with as many threads as there are cores.
+them, which both servers give. All servers are there at once, and take turns round by round; each has as many threads as
+there are cores, and those that wait do nothing.
 """
 
 from __future__ import annotations
@@ -44,30 +45,48 @@ def commands(args: Any, threads: int) -> dict[str, dict[str, list[str]]]:
     }
 
 
-def measured(command: Sequence[str], prompts: Sequence[Sequence[int]], rounds: int) -> dict[str, float]:
-    """Tokens a second by round, medians; drafts and those that were accepted."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with subprocess.Popen(
-        [*command, "--port", f"{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as server:
-        try:
-            client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_STARTS)
-            _await(client)
-            speeds, drafted, accepted = [], 0, 0
-            for turn in range(rounds + 1):  # the first is warm-up
-                tokens, took = 0, 0.0
-                for prompt in prompts:
-                    said = _asked(client, prompt)
-                    tokens, took = tokens + said["predicted_n"], took + said["predicted_ms"] / 1e3
-                    drafted += said.get("draft_n", 0)
-                    accepted += said.get("draft_n_accepted", 0)
-                speeds += [tokens / took] if turn else []
-        finally:
-            server.terminate()
-            server.wait()
-    return {"tokens_per_s": statistics.median(speeds), "drafted": drafted, "accepted": accepted}
+class Server:
+    """One way of one engine.
+
+    Attributes:
+        speeds: tokens a second, by round.
+        drafted, accepted: drafts, and those that were accepted.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        null = subprocess.DEVNULL
+        self._process = subprocess.Popen([*command, "--port", f"{port}"], stdout=null, stderr=null)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_STARTS)
+        self.speeds: list[float] = []
+        self.drafted = self.accepted = 0
+
+    def ready(self) -> None:
+        """Waits for it."""
+        _await(self._client)
+
+    def round(self, prompts: Sequence[Sequence[int]], *, counts: bool) -> None:
+        """Asks all prompts one after the other."""
+        tokens, took = 0, 0.0
+        for prompt in prompts:
+            said = _asked(self._client, prompt)
+            tokens, took = tokens + said["predicted_n"], took + said["predicted_ms"] / 1e3
+            self.drafted += said.get("draft_n", 0) * counts
+            self.accepted += said.get("draft_n_accepted", 0) * counts
+        self.speeds += [tokens / took] if counts else []
+
+    def end(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        self._process.wait()
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """What is reported."""
+        speed = statistics.median(self.speeds)
+        return {"tokens_per_s": speed, "rounds": self.speeds, "drafted": self.drafted, "accepted": self.accepted}
 
 
 def _await(client: httpx.Client) -> None:
@@ -101,9 +120,23 @@ def main() -> None:
     threads = len(os.sched_getaffinity(0))
     figures: dict[str, Any] = {"drafts": DRAFTS, "engines": {}}
     rows: list[list[object]] = []
-    for name, ways in commands(args, threads).items():
-        found = {way: measured(command, prompts, args.rounds) for way, command in ways.items()}
-        gain = found["on"]["tokens_per_s"] / found["off"]["tokens_per_s"]
+    servers = {
+        (name, way): Server(command) for name, ways in commands(args, threads).items() for way, command in ways.items()
+    }
+    try:
+        for server in servers.values():
+            server.ready()
+        for turn in range(args.rounds + 1):  # the first is warm-up
+            for server in servers.values() if turn % 2 else reversed(servers.values()):
+                server.round(prompts, counts=turn > 0)
+    finally:
+        for server in servers.values():
+            server.end()
+    for name in ("Penstock", "llama.cpp"):
+        found = {way: servers[name, way].found for way in ("off", "on")}
+        gain = statistics.median(
+            on / off for on, off in zip(found["on"]["rounds"], found["off"]["rounds"], strict=True)
+        )
         right = found["on"]["accepted"] / max(1, found["on"]["drafted"])
         figures["engines"][name] = {**found, "gain": gain}
         rows.append([name, found["off"]["tokens_per_s"], found["on"]["tokens_per_s"], gain, right])

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.report import arguments, report
 from benchmarks.speculation import Script, answer, made
 from penstock.core.policies.step_cost import LearnedStepCost, UnknownStepCost
-from penstock.core.protocol import NewSequence
+from penstock.core.protocol import NewSequence, StepPlan
 from penstock.runtime.drafters.depths import PricedDepths
 from penstock.runtime.drafters.drafter import Draft, NoDrafter
 
@@ -64,9 +64,17 @@ class Replayed(NoDrafter):
 
 
 class Switched(PricedDepths):
-    """Chooses, or takes all that is drafted."""
+    """Chooses, or takes all that is drafted, and learns nothing of that."""
 
     fixed = False
+
+    def step(self, plan: StepPlan, seconds: float) -> None:
+        if not self.fixed:
+            super().step(plan, seconds)
+
+    def took(self, seconds: float, longest: int) -> None:
+        if not self.fixed:
+            super().took(seconds, longest)
 
     def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
         return most if self.fixed else super().wanted(most)
@@ -89,7 +97,7 @@ class Bench:
 
     def __init__(self, model: str, most: int, sequences: int, tokens: int) -> None:
         self.drafter = Replayed(most)
-        self._dice, self._tokens, self._count, self._sequences = random.Random(2), tokens, 0, sequences
+        self._dice, self._count, self._sequences = random.Random(2), 0, sequences
         self.engine, self._scripted = made(model, None, sequences, _PROMPT + tokens + 16, self.drafter)
         self._cost = LearnedStepCost()
         self.depths = Switched(self._cost)
@@ -97,19 +105,19 @@ class Bench:
         self._drafting = runner._drafting
         self._drafting._depths = self.depths
 
-    def measure(self, right: float, depth: int, *, fixed: bool) -> tuple[float, float]:
+    def measure(self, right: float, depth: int, tokens: int, *, fixed: bool) -> tuple[float, float]:
         """Tokens a second of all sequences, and seconds a step."""
         self._drafting.cost = UnknownStepCost() if fixed else self._cost
         self.depths.fixed = fixed
         self.drafter.right, self.drafter.depth = right, depth
         self._count += 1
-        scripts = [script(self._dice, self._tokens) for _ in range(self._sequences)]
+        scripts = [script(self._dice, tokens) for _ in range(self._sequences)]
         for number, (_, said) in enumerate(scripts):
             self.drafter.answers[f"{self._count}.{number}"] = said
         before = self.engine.stats().steps
         seconds = answer(self.engine, self._scripted, scripts, f"{self._count}.", depth)
         steps = self.engine.stats().steps - before - 1
-        return (self._tokens - 1) * self._sequences / seconds, seconds / steps
+        return (tokens - 1) * self._sequences / seconds, seconds / steps
 
 
 def measured(args: Any) -> tuple[dict[str, Any], list[list[object]]]:
@@ -120,13 +128,17 @@ def measured(args: Any) -> tuple[dict[str, Any], list[list[object]]]:
     gains: dict[tuple[float, int], list[float]] = {
         (right, most): [] for right in args.acceptance for most in args.depths
     }
+    works: list[int | tuple[float, int]] = [*costs, *gains]
+    dice = random.Random(3)
     for turn in range(args.rounds + 1):  # the first is warm-up
-        for depth, took in costs.items():
-            _, seconds = bench.measure(1.0, depth, fixed=True)
-            took += [seconds] if turn else []
-        for (right, most), speeds in gains.items():
-            speed, _ = bench.measure(right, most, fixed=False)
-            speeds += [speed] if turn else []
+        dice.shuffle(works)  # so that what else the machine does falls on all alike
+        for work in works:
+            if isinstance(work, int):
+                _, seconds = bench.measure(1.0, work, args.tokens // 2, fixed=True)
+                costs[work] += [seconds] if turn else []
+            else:
+                speed, _ = bench.measure(*work, args.tokens, fixed=False)
+                gains[work] += [speed] if turn else []
     bench.engine.close()
     step = {depth: statistics.median(took) for depth, took in costs.items()}
     figures: dict[str, Any] = {"step_seconds_by_drafts": step, "decisions": dict(bench.depths.decisions), "found": []}
@@ -148,9 +160,9 @@ def main() -> None:
     parser.add_argument("model", help="a model, such as those of benchmarks.cpu.peers")
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.8, 0.9])
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=120, help="of an answer")
+    parser.add_argument("--tokens", type=int, default=160, help="of an answer; half where costs are measured")
     args = parser.parse_args()
     figures, rows = measured(args)
     columns = ["acceptance", "K", "tokens/s", "best depth", "allowed, over off", "found, over off", "share of allowed"]

@@ -101,11 +101,16 @@ def train(
         raise ConfigError(f"{output} exists already; choose another --output, or replace it with --force.")
     check_drafted_for(engine, method)
     place = _place(output, anew=force)
-    facts = {"model": engine.model, **asked, **asdict(settings)}
+    facts = {**_computed(engine), **asked, **asdict(settings)}
     with _written(place):
         made, longest = _answers(engine, text, place, asked, settings.held_out)
         _train(engine, settings, made, place, facts, output, longest)
     shutil.rmtree(place, ignore_errors=True)
+
+
+def _computed(engine: EngineOptions) -> dict[str, Any]:
+    """Whose answers they are, and what their bits depend on."""
+    return {"model": engine.model, "dtype": engine.dtype, "quantize": engine.quantize}
 
 
 def _place(output: Path, *, anew: bool) -> Path:
@@ -150,7 +155,7 @@ def _answers(
     from penstock.llm import LLM
     from penstock.train.answers import AnswerFile, held_out, measurable
 
-    _same(place / "asked.json", {"model": engine.model, **asked})
+    _same(place / "asked.json", {**_computed(engine), **asked})
     answers, greedy = AnswerFile(place / "answers.jsonl"), AnswerFile(place / "greedy.jsonl")
     given = {name: value for name, value in asdict(engine).items() if name != "model"}
     with loading_bar(waiting=STARTING) as told:
@@ -232,7 +237,7 @@ def _train(
         _learn(net, drafted, target, learned, settings, place / "state.npz", facts)
         rounded(net)
         with loading_bar(title="Measuring", unit="", waiting="Measuring") as told:
-            found = measure(net, target, kept, drafted, told)
+            found = measure(net, target, kept, drafted, told, facts["max_tokens"])
         with replacing(output) as folder:
             folder.mkdir()
             size = write_head(folder, net, target, drafted, longest)

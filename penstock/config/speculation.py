@@ -11,16 +11,28 @@ from penstock.config.errors import ConfigError, format_value
 MOST_DRAFTS: Final = 32  # of a sequence in a step
 # Which read the target's hidden states.
 HEADS: Final = ("eagle3", "mtp", "medusa", "p-eagle", "eagle", "mlp_speculator", "redrafter")
-METHODS: Final = ("draft_model", *HEADS, "self", "ngram", "suffix")
-_NOT_HERE: Final = ("lookahead", "dflash")
+METHODS: Final = ("draft_model", *HEADS, "self", "ngram", "suffix", "lookahead")
+_NOT_HERE: Final = ("dflash",)
 _MTP: Final = ("deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
-_ALIASES: Final = {"p_eagle": "p-eagle", **dict.fromkeys(_MTP, "mtp")}  # vLLM's
+_LLAMA_CPP: Final = {
+    "draft-simple": "draft_model",
+    "draft-eagle3": "eagle3",
+    "draft-mtp": "mtp",
+    "ngram-simple": "ngram",
+    "ngram-map-k": "ngram",
+    "ngram-map-k4v": "suffix",
+}
+_ALIASES: Final = {"p_eagle": "p-eagle", **dict.fromkeys(_MTP, "mtp"), **_LLAMA_CPP}  # vLLM's and llama.cpp's
 _DEFAULT_DRAFTS: Final = 12
 _LEAST_COMMON: Final = 2  # tokens
+_GRAM: Final = 3  # tokens; of lookahead
+_GUESSES: Final = 8  # drafts of lookahead
 _MODEL_DRAFTS: Final = 4  # of a draft model, each of which is a step of it
 _FIELDS: Final = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "adaptive")
+_LOOKAHEAD_FIELDS: Final = ("method", "num_speculative_tokens", "max_ngram_size", "adaptive")
 _SELF_FIELDS: Final = ("method", "layers", "num_speculative_tokens", "draft_min", "draft_p_min", "adaptive")
 _MODEL_FIELDS: Final = ("method", "model", "num_speculative_tokens", "draft_min", "draft_p_min", "adaptive")
+_OWN_FIELDS: Final = {"self": _SELF_FIELDS, "lookahead": _LOOKAHEAD_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ class Speculation:
             "mtp", whose layers are in the target's own files then.
         draft_min: drafts of a sequence below which none of them is verified.
         layers: of the target that draft for it, the first ones, for "self"; None for a quarter.
+        max_ngram_size: tokens of an n-gram that is kept, for "lookahead".
         draft_p_min: probability that the draft model gives a draft, below which it and those behind are left out.
     """
 
@@ -49,6 +62,7 @@ class Speculation:
     draft_min: int = 0
     draft_p_min: float = 0.0
     layers: int | None = None
+    max_ngram_size: int = _GRAM
 
     @property
     def loads(self) -> bool:
@@ -77,12 +91,14 @@ def speculation(text: str | None) -> Speculation | None:
     method = found.get("method")
     if isinstance(method, str):
         method = _ALIASES.get(method, method)
+    if method == "none":  # llama.cpp's
+        return None
     if method in _NOT_HERE:
         raise _refused(text, f"method {' or '.join(METHODS)}; {method} is not here yet")
     if method not in METHODS:
         raise _refused(text, f"method {' or '.join(METHODS)}, but method is {format_value(method)}")
     weights = method in ("draft_model", "self", *HEADS)
-    fields = _SELF_FIELDS if method == "self" else _MODEL_FIELDS if weights else _FIELDS
+    fields = _OWN_FIELDS.get(method, _MODEL_FIELDS if weights else _FIELDS)
     if unknown := sorted(set(found) - set(fields)):
         raise _refused(text, f"{', '.join(fields)} for {method}, but not {', '.join(unknown)}")
     adaptive = found.get("adaptive", True)
@@ -90,6 +106,10 @@ def speculation(text: str | None) -> Speculation | None:
         raise _refused(text, f"adaptive true or false, but it is {format_value(adaptive)}")
     if weights:
         return _of_model(text, method, found, adaptive)
+    if method == "lookahead":
+        guesses = _whole(text, found, "num_speculative_tokens", 1, MOST_DRAFTS, _GUESSES)
+        gram = _whole(text, found, "max_ngram_size", 2, MOST_DRAFTS + 1, _GRAM)
+        return Speculation(method, guesses, adaptive=adaptive, max_ngram_size=gram)
     made = Speculation(method)
     drafts = _whole(text, found, "num_speculative_tokens", 1, MOST_DRAFTS, made.num_speculative_tokens)
     least = _whole(text, found, "prompt_lookup_min", 1, 8, min(made.prompt_lookup_min, _given(found)))

@@ -162,9 +162,10 @@ class Scorer:
             yield self._executor.logits(rows).cpu(), targets[torch.from_numpy(rows + 1)]
 
     @torch.inference_mode()
-    def states(self, tokens: Sequence[int]) -> dict[str, Tensor]:
-        """Runs a stretch; gives its hidden states by tap, [T, hidden_size] each, valid until the next."""
-        self._executor.forward(self.batch(tokens))
+    def states(self, batch: Batch) -> dict[str, Tensor]:
+        """Runs a stretch that `batch` has made; gives its hidden states by tap, [T, hidden_size] each, valid until the
+        next."""
+        self._executor.forward(batch)
         return {tap: self._executor.tap(tap) for tap in self._taps}
 
     @torch.inference_mode()

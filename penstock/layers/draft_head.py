@@ -106,6 +106,17 @@ class Merge(Layer):
         return self.projection(given if self.hidden_norm is None else self.hidden_norm(given)[0], step)
 
 
+class Fusion(Layer):
+    """The target's hidden states, side by side, as one that a head reads; normed first where there is a norm."""
+
+    def __init__(self, norm: Norm | None, projection: Linear) -> None:
+        self.norm, self.projection = norm, projection
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """states [T, inputs] → [T, outputs]."""
+        return self.projection(states if self.norm is None else self.norm(states)[0], None)
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """What a head is given beside tokens.
@@ -120,7 +131,7 @@ class Given:
 
     takes: int
     entry: Entry
-    fusion: Linear | None = None
+    fusion: Fusion | None = None
     after_norm: bool = False
     normed: bool = True
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from penstock.config.errors import CheckpointError
 from penstock.layers.decoder import Block, DecoderBlock, ModelTraits
-from penstock.layers.draft_head import DraftHead, Given, PairedBlock, PairedLinear, beside
+from penstock.layers.draft_head import DraftHead, Fusion, Given, PairedBlock, PairedLinear, beside
 from penstock.layers.embedding import table
 from penstock.layers.linear import Linear
-from penstock.layers.ops import KernelSet
+from penstock.layers.norm import RmsNorm
 from penstock.layers.rotary import Rotary
 from penstock.layers.weight import Weight, WeightPart
 from penstock.models.blueprint import BARE, Blueprint
@@ -88,7 +88,7 @@ def build(blueprint: Blueprint, target: TargetFacts, names: Container[str], para
         _blocks(blueprint),
         blueprint.norm("model.norm"),
         _traits(blueprint),
-        Given(hidden, beside, _fusion(kernels, width, hidden, fields.flag("bias", False))),
+        Given(hidden, beside, _fusion(blueprint, width)),
     )
     if isinstance(head, ParallelHead):
         head.mask_token = fields.integer("ptd_token_id", minimum=0)
@@ -98,8 +98,11 @@ def build(blueprint: Blueprint, target: TargetFacts, names: Container[str], para
     return head
 
 
-def _fusion(kernels: KernelSet, width: int, hidden: int, bias: bool) -> Linear:
-    return Linear(kernels, (("fc", hidden),), width, bias=bias)
+def _fusion(blueprint: Blueprint, width: int) -> Fusion:
+    fields, hidden = blueprint.fields, blueprint.hidden_size
+    before = fields.flag("norm_before_fc", False)
+    norm = RmsNorm(blueprint.kernels, "input_norm.weight", width, blueprint.norm_eps) if before else None
+    return Fusion(norm, Linear(blueprint.kernels, (("fc", hidden),), width, bias=fields.flag("bias", False)))
 
 
 def _traits(blueprint: Blueprint) -> ModelTraits:

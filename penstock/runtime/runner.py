@@ -26,7 +26,7 @@ from penstock.runtime.adapters import AdapterRoom
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.decode_steps import DecodeSteps
 from penstock.runtime.drafters.drafting import Drafting
-from penstock.runtime.drafters.hidden_states import Tapped, read
+from penstock.runtime.drafters.hidden_states import Tapped, best_behind, read
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.late_pooling import LatePooler
 from penstock.runtime.mover import Mover
@@ -63,11 +63,13 @@ class _Wanted:
     Attributes:
         tokens: indices of their tokens in the step; the other fields have places in this list.
         draws: places to sample after; those behind a slot's drafts follow that behind its last known token.
+        drafted: slots whose drafts are verified: (slot, number of its first draw, drafts).
         scored, pooled: spans of scored prompts; spans of slots that pool, with their places.
     """
 
     tokens: list[int] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
+    drafted: list[tuple[int, int, int]] = field(default_factory=list)
     scored: list[_Scored] = field(default_factory=list)
     pooled: list[tuple[ScheduledTokens, slice]] = field(default_factory=list)
 
@@ -239,7 +241,7 @@ class ModelRunner:
             built, source = perf_counter(), self._executor
             self._executor.forward(batch)
             logits = self._logits(wanted) if wanted.draws else None
-        tapped = read(self._drafting.taps, lambda name: source.tap(name), wanted.tokens, not self._on_device)
+        tapped = self._tapped(wanted, source, logits)
         computed = perf_counter()
         draws, samples, followers = self._draw(plan, logits, masks)
         begun = (self._launch_pooled(span, places) for span, places in wanted.pooled)
@@ -259,6 +261,13 @@ class ModelRunner:
             built - started,
             computed - built,
         )
+
+    def _tapped(self, wanted: _Wanted, source: Any, logits: Any) -> Tapped | None:
+        """What the drafter is told of a step, if it wants anything."""
+        taps = self._drafting.taps
+        if taps.best and wanted.drafted:
+            return best_behind(logits, wanted.drafted, self._on_device)
+        return read(taps, lambda name: source.tap(name), wanted.tokens, not self._on_device)
 
     def _collect(self, step: _InFlightStep) -> StepResult:
         if not step.plan.scheduled:
@@ -403,6 +412,8 @@ class ModelRunner:
                     chosen = chosen if self._drafting.taps.widens else range(first_scored, count)
                     at = place + first_scored - chosen.start
                     wanted.scored.append(_Scored(span.slot, at, targets, new.sampling.prompt_logprobs))
+            if span.draft_tokens:
+                wanted.drafted.append((span.slot, len(wanted.draws), len(span.drafts)))
             if pooled is None:
                 wanted.draws += (place + index - chosen.start for index in drawn)
             wanted.tokens += (first + index for index in chosen)

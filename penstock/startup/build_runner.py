@@ -33,7 +33,7 @@ from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.adapters import make_adapter_room
 from penstock.startup.control_vectors import steer
-from penstock.startup.draft import load_drafter
+from penstock.startup.draft import load_drafter, load_text_drafter
 from penstock.startup.draft_head import load_head
 from penstock.startup.draft_self import load_self
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
@@ -185,6 +185,8 @@ def make_runner(
         with oom_as_plan_error(plan, "the draft model was loaded", lower):
             if spec.draft.own:
                 drafting.use(load_self(spec.draft, model, spec.kernels, options, plan, memory.caches))
+            elif spec.draft.needs.own:
+                drafting.use(load_text_drafter(spec.draft, model, spec.kernels, options, plan))
             elif spec.draft.files is None:
                 drafting.use(load_drafter(spec.draft, model, spec.kernels, options, plan, rows))
             else:

@@ -11,15 +11,17 @@ from penstock.config.options import EngineOptions
 from penstock.config.speculation import HEADS, speculation
 from penstock.core.kv.cache_spec import CacheKind, group_layers
 from penstock.kernels.api import KernelSet
-from penstock.layers.batch import MaskKind
+from penstock.layers.batch import LayerCache, MaskKind
 from penstock.models.registry import Model, build_model, check_architecture
+from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafters.draft_blocks import DraftBlocks
 from penstock.runtime.drafters.draft_model import DraftModelDrafter
+from penstock.runtime.drafters.text_draft import TextDrafter, Vocabularies
 from penstock.runtime.executor import make_executor
 from penstock.runtime.sampler import Sampler
 from penstock.startup.cache_plan import every_position
 from penstock.startup.draft_head import head_of
-from penstock.startup.draft_room import DraftNeeds
+from penstock.startup.draft_room import DraftNeeds, lane_blocks, lane_tokens, lanes
 from penstock.startup.draft_self import self_of
 from penstock.startup.draft_spec import DraftSpec, draft_memory, draft_traits
 from penstock.startup.memory_plan import MemoryPlan
@@ -60,14 +62,15 @@ def draft_of(target: Model, kernels: KernelSet, options: EngineOptions) -> Draft
     with torch.device(options.torch_device):
         dtype = getattr(torch, options.dtype)
         model = build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=options.max_model_len)
-    _check(model, target, options, name)
-    _check_vocabulary(options, name)
+    shared = _same_vocabulary(options, name)
+    _check(model, target, options, name, shared)
     facts = model_facts(checkpoint)
     device = LoadTarget(model.dtype, options.torch_device, options.device != "cpu")
     plans = () if model.runs else plan_weights(model, checkpoint, device)
     as_stored = replace(options, quantize=None)
     weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), as_stored)
-    return DraftSpec(DraftNeeds(asked, facts, weights), checkpoint, model, plans)
+    own = () if shared else tuple(model.cache_specs)
+    return DraftSpec(DraftNeeds(asked, facts, weights, own=own), checkpoint, model, plans)
 
 
 def load_drafter(
@@ -86,15 +89,45 @@ def load_drafter(
     return DraftModelDrafter(executor, places, sampler, traits)
 
 
-def _check(model: Model, target: Model, options: EngineOptions, name: str) -> None:
-    """Raises ConfigError for a model that cannot draft."""
+def load_text_drafter(
+    draft: DraftSpec, target: Model, kernels: KernelSet, options: EngineOptions, plan: MemoryPlan
+) -> TextDrafter:
+    """Loads a draft model with another vocabulary, in lanes of its own."""
+    model, needs = draft.model, draft.needs
+    device = torch.device(options.torch_device)
+    load_weights(model, draft.checkpoint, draft.weights)
+    model.place(device)
+    rows, each = lanes(options), lane_blocks(needs, options)
+    size = options.block_size
+    caches = [
+        LayerCache(
+            0,
+            kernels.make_cache(
+                options.kv_cache_dtype, rows * each, size, spec.num_kv_heads, spec.key_dim, spec.value_dim,
+                options.torch_device, spec.latent,
+            ),
+        )
+        for spec in model.cache_specs
+    ]  # fmt: skip
+    traits = replace(draft_traits(draft, target, options, plan), longest=lane_tokens(needs, options))
+    builder = BatchBuilder(1, rows, each, size, device, BatchTraits(axes=model.position_axes))
+    executor = make_executor(model, caches, traits.max_tokens, rows, options.arithmetic == "fast")
+    assert needs.asked.model is not None
+    words = Vocabularies(*(read_text(one, options.pack_cache)[1] for one in (options.model, needs.asked.model)))
+    words.draft.prepare()
+    words.target.prepare()
+    return TextDrafter(executor, builder, words, traits, rows)
+
+
+def _check(model: Model, target: Model, options: EngineOptions, name: str, shared: bool) -> None:
+    """Raises ConfigError for a model that cannot draft. `shared`: both have one vocabulary, and then blocks too."""
     kinds = {spec.kind for spec in model.cache_specs}
     why = ""
     if model.head is None or target.head is None or MaskKind.CAUSAL not in {model.mask} & {target.mask}:
         why = "both must make text, token after token"
     elif kinds & {CacheKind.STATE, CacheKind.CROSS}:
         why = "its recurrent or cross-attention layers cannot go back where drafts are refused"
-    elif every_position(group_layers(target.cache_specs)) is None:
+    elif shared and every_position(group_layers(target.cache_specs)) is None:
         why = f"every layer of {options.model} forgets what lies before its window, and drafts share those blocks"
     elif model.runs and options.on_gpu:
         why = f"{model.runs}, on CPUs alone"
@@ -105,16 +138,22 @@ def _check(model: Model, target: Model, options: EngineOptions, name: str) -> No
         )
 
 
-def _check_vocabulary(options: EngineOptions, name: str) -> None:
-    """Raises ConfigError unless both models read and write the same tokens."""
+def _same_vocabulary(options: EngineOptions, name: str) -> bool:
+    """Whether both models read and write the same tokens; else drafts are told through text.
+
+    Raises:
+        ConfigError: one of them has no tokenizer.
+    """
     ours, theirs = _tokens(options.model, options), _tokens(name, options)
     if ours == theirs:
-        return
-    apart = sum(ours.get(token) != number for token, number in theirs.items())
+        return True
+    if ours and theirs:
+        return False
+    lacks, has = (name, options.model) if ours else (options.model, name)
     raise ConfigError(
-        f"--speculative-config: the draft model {quoted(name, 200)} has another vocabulary than "
-        f"{quoted(options.model, 200)}: {len(theirs)} tokens, of which {apart} are not the same as those of its "
-        f'{len(ours)}. Take a draft model of the same family, or {{"method": "suffix"}}, which needs none.'
+        f"--speculative-config: the draft model {quoted(name, 200)} cannot draft for {quoted(options.model, 200)}: "
+        f"{quoted(lacks, 200)} has no tokenizer, and {quoted(has, 200)} has one of {len(ours or theirs)} tokens. Put "
+        'the tokenizer beside the model, or take {"method": "suffix"}, which needs none.'
     )
 
 

@@ -46,7 +46,7 @@ class DraftSpec:
     @property
     def guests(self) -> tuple[CacheSpec, ...]:
         """What its layers keep in the target's blocks beside what those hold."""
-        return () if self.own else tuple(self.model.cache_specs)
+        return () if self.own or self.needs.own else tuple(self.model.cache_specs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ def plan_from_headers(facts: ModelFacts, asked: EngineOptions, concrete: EngineO
         MemoryPlanError: it does not fit.
     """
     packer = Packer("native" if machine.isas else "reference")
-    draft = _draft(packer, concrete)
-    specs, guests = tuple(_specs(facts)), () if draft is None else tuple(_specs(draft.facts))
+    draft = _draft(packer, concrete, facts)
+    specs, guests = tuple(_specs(facts)), () if draft is None or draft.own else tuple(_specs(draft.facts))
     block_bytes = native_block_bytes if machine.isas else _plain_block_bytes
     caches = Caches(specs, block_bytes, facts.whole_prompts, guests)
     limits = with_draft_room(memory_limits(asked, concrete, machine, None), draft, caches, concrete)
@@ -54,8 +54,9 @@ def plan_from_headers(facts: ModelFacts, asked: EngineOptions, concrete: EngineO
     return plan_caches(caches, concrete, limits, (concrete.kv_cache_dtype,) * len(specs), facts, weights)
 
 
-def _draft(packer: Packer, options: EngineOptions) -> DraftNeeds | None:
-    """What headers tell of the draft model that is asked for, if one is; its weights are quantised no further."""
+def _draft(packer: Packer, options: EngineOptions, target: ModelFacts) -> DraftNeeds | None:
+    """What headers tell of the draft model that is asked for, if one is; its weights are quantised no further. One with
+    another number of tokens is taken to have another vocabulary."""
     asked = speculation(options.speculative_config)
     if asked is None or not asked.loads or asked.method == "self":  # which is there already
         return None
@@ -63,7 +64,8 @@ def _draft(packer: Packer, options: EngineOptions) -> DraftNeeds | None:
     kind = kind_of(checkpoint, asked.method)
     facts = model_facts(checkpoint) if kind is None else head_files(checkpoint, kind).facts()
     weights = resident_bytes(facts, packer, replace(options, quantize=None))
-    return DraftNeeds(asked, facts, weights, logits_at_once(kind, asked))
+    own = tuple(_specs(facts)) if kind is None and facts.vocab_size != target.vocab_size else ()
+    return DraftNeeds(asked, facts, weights, logits_at_once(kind, asked), own)
 
 
 def _specs(facts: ModelFacts) -> Iterator[CacheSpec]:

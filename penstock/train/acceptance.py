@@ -42,14 +42,19 @@ def measure(
     answers: Sequence[Answer],
     drafted: Tensor | None = None,
     told: Callable[[int, int], None] = lambda done, total: None,
+    room: int | None = None,
 ) -> Acceptance:
-    """Measures it; `drafted` as in Training, `told` as in `Progress`."""
+    """Measures it; `drafted` as in Training, `told` as in `Progress`.
+
+    `room`: tokens that an answer may have (`max_tokens`), as the engine verifies no draft for which there is none
+    behind the token that it draws itself; None for any number.
+    """
     right: list[Tensor] = []
     for done, answer in enumerate(answers, start=1):
         right.append(_right(net, target, answer, drafted))
         told(done, len(answers))
     places = torch.cat(right)
-    rounds = [_rounds(right, most) for most in range(1, net.drafts + 1)]
+    rounds = [_rounds(right, most, room) for most in range(1, net.drafts + 1)]
     shares = (places > torch.arange(net.drafts)[:, None]).float().mean(1)
     steps, accepted = zip(*rounds, strict=True)
     return Acceptance(len(places), tuple(shares.tolist()), steps, accepted)
@@ -73,13 +78,13 @@ def _right(net: DraftNet, target: Target, answer: Answer, drafted: Tensor | None
     return right
 
 
-def _rounds(right: Sequence[Tensor], most: int) -> tuple[int, int]:
+def _rounds(right: Sequence[Tensor], most: int, room: int | None) -> tuple[int, int]:
     """Steps of the target in which answers come, the first tokens of which their prompts give; and drafts accepted."""
     steps = accepted = 0
     for counts in right:
         at = 0
         while at < len(counts):
-            found = min(int(counts[at]), most)
+            found = min(int(counts[at]), most, most if room is None else room - at - 2)
             at += 1 + found
             accepted += found
             steps += 1

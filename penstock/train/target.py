@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
 from penstock.evaluate.scoring import Progress, Scorer
+from penstock.layers.batch import Batch
 from penstock.layers.embedding import Embedding
 from penstock.layers.part import FINAL, layer_input
 from penstock.models.draft_heads import TargetFacts
@@ -91,10 +92,11 @@ class Target:
 
     def read(self, tokens: Sequence[int]) -> Reading:
         """Runs the model over tokens, as many as there is room for."""
-        states = self._scorer.states(tokens)
+        batch = self._scorer.batch(tokens)
+        states = self._scorer.states(batch)
         found = {name: state.float().clone() for name, state in states.items()}
         taps = torch.cat([found[layer_input(layer)] for layer in self.layers], 1)
-        return Reading(torch.tensor(tokens, device=self.device), taps, found[FINAL], self.embeddings(tokens))
+        return Reading(torch.tensor(tokens, device=self.device), taps, found[FINAL], self._embedded(batch))
 
     def logits(self, first: int, last: int) -> Tensor:
         """Logits [last - first, vocab] behind these positions of what was read last."""
@@ -110,8 +112,11 @@ class Target:
 
     def embeddings(self, tokens: Sequence[int]) -> Tensor:
         """Rows [T, hidden_size] float32 of its embedding, as heads read them: not scaled, nor with positions."""
+        return self._embedded(self._scorer.batch(tokens))
+
+    def _embedded(self, batch: Batch) -> Tensor:
         with torch.inference_mode():
-            rows = self._plain(self._scorer.batch(tokens)).float()
+            rows = self._plain(batch).float()
         return rows.clone()
 
     def close(self) -> None:

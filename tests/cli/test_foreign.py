@@ -197,6 +197,7 @@ def test_odd_command_lines_are_read_to_their_end(penstock: Penstock) -> None:
         (["--spec_draft_n_max=4", "--model_draft", "a_b"], {"num_speculative_tokens": 4, "model": "a_b"}),
         (["-sc", '{"method":"suffix"}', "--draft-max", "4"], {"method": "suffix", "num_speculative_tokens": 4}),
         (["-sc.method", "suffix", "-sc.num_speculative_tokens=4"], {"method": "suffix", "num_speculative_tokens": 4}),
+        (["--spec-type", "draft-eagle3", "-md", "d"], {"method": "draft-eagle3", "model": "d"}),
         (["-md", "123"], {"model": "123"}),
         (["-md=true"], {"model": "true"}),
         (["-sc.model", '{"a": 1}'], {"model": '{"a": 1}'}),

@@ -23,6 +23,12 @@ def test_what_is_said() -> None:
     assert speculation('{"method": "eagle3", "model": "m"}') == Speculation("eagle3", 4, model="m")
     assert speculation('{"method": "p_eagle", "model": "m"}') == Speculation("p-eagle", 4, model="m")
     assert speculation('{"method": "mtp", "num_speculative_tokens": 3}') == Speculation("mtp", 3)
+    assert speculation('{"method": "draft-eagle3", "model": "m"}') == Speculation("eagle3", 4, model="m")
+    assert speculation('{"method": "ngram-simple"}') == Speculation("ngram")
+    assert speculation('{"method": "none", "model": "m"}') is None
+    assert speculation('{"method": "lookahead"}') == Speculation("lookahead", 8)
+    asked = '{"method": "lookahead", "num_speculative_tokens": 5, "max_ngram_size": 3}'
+    assert speculation(asked) == Speculation("lookahead", 5, max_ngram_size=3)
     assert speculation('{"method": "suffix", "adaptive": false}') == Speculation("suffix", adaptive=False)
 
 
@@ -33,7 +39,7 @@ def test_what_is_said() -> None:
         ("[1]", "a JSON object"),
         ("[" * 100_000, "a JSON object"),
         ("{}", "method is null"),
-        ('{"method": "magic"}', 'or redrafter or self or ngram or suffix, but method is "magic"'),
+        ('{"method": "magic"}', 'or redrafter or self or ngram or suffix or lookahead, but method is "magic"'),
         ('{"method": "dflash", "model": "m"}', "dflash is not here yet"),
         ('{"method": "eagle3"}', "model, the draft model's folder, .gguf file or name, but it is null"),
         ('{"method": "medusa", "model": "m", "prompt_lookup_min": 2}', "but not prompt_lookup_min"),
@@ -51,6 +57,8 @@ def test_what_is_said() -> None:
         ('{"model": "m", "prompt_lookup_min": 2}', "but not prompt_lookup_min"),
         ('{"method": "suffix", "model": "m"}', "but not model"),
         ('{"method": "self", "model": "m"}', "but not model"),
+        ('{"method": "lookahead", "max_ngram_size": 1}', "max_ngram_size from 2 to 33, but it is 1"),
+        ('{"method": "lookahead", "prompt_lookup_min": 2}', "but not prompt_lookup_min"),
         ('{"method": "self", "layers": 0}', "layers from 1 to 1024, but it is 0"),
     ],
 )

@@ -78,6 +78,7 @@ CACHES: Mapping[str, str] = {
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 6},
     "suffix": {"method": "suffix", "prompt_lookup_min": 1},
+    "lookahead": {"method": "lookahead", "max_ngram_size": 3, "num_speculative_tokens": 6},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
     "self": {"method": "self", "layers": 1, "num_speculative_tokens": 4},
 }

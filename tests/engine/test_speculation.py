@@ -30,6 +30,7 @@ METHODS = [
     {"method": "suffix", "adaptive": False},
     {"method": "suffix", "prompt_lookup_min": 1},
     {"method": "ngram", "adaptive": False, "num_speculative_tokens": 3, "prompt_lookup_min": 1},
+    {"method": "lookahead", "adaptive": False, "max_ngram_size": 3},
 ]
 
 
@@ -98,7 +99,7 @@ def compare(model: Path, config: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("config", METHODS, ids=["suffix", "suffix-priced", "ngram"])
+@pytest.mark.parametrize("config", METHODS, ids=["suffix", "suffix-priced", "ngram", "lookahead"])
 def test_answers_are_those_without(family: str, config: dict[str, object], tmp_path: Path) -> None:
     """Hits, preemption, cancelled requests, any chunks, little memory; drafts are accepted and refused."""
     tiny.save(family, tmp_path)

@@ -77,13 +77,17 @@ def test_the_engine_accepts_what_was_measured(
     assert all(after < before for before, after in zip(begun, ended, strict=True))
 
     rounded(net)
-    found = measure(net, target, kept + learned, drafted)
+    found = measure(net, target, kept + learned, drafted, room=24)
     write_head(tmp_path, net, target, drafted, 2048)
     told = {"method": method, "model": str(tmp_path), "num_speculative_tokens": settings.drafts, "adaptive": False}
     with LLM(MODEL, dtype="float32", max_model_len=256, threads=1, speculative_config=json.dumps(told)) as llm:
         prompts = [list(answer.prompt) for answer in kept + learned]
         given = llm.generate(prompts, temperature=0, max_tokens=24)
         accepted = llm.stats().accepted_tokens
+        llm.generate(prompts, temperature=0, max_tokens=9)
+        shorter = llm.stats().accepted_tokens - accepted
+    cut = [replace(answer, answer=answer.answer[:9]) for answer in kept + learned]
+    assert measure(net, target, cut, drafted, room=9).accepted[-1] == shorter > 0
     assert [one.outputs[0].token_ids for one in given] == [answer.answer for answer in kept + learned]
     assert found.accepted[-1] == accepted > 0
 

@@ -14,6 +14,7 @@ OBJECTS: Final = ("--hf-overrides", "--pooler-config", "--speculative-config")
 MEMBERS: Final = {
     flag: f"--speculative-config.{member}"
     for member, flags in (
+        ("method", "--spec-type"),
         ("model", "-md --model-draft --spec-draft-model"),
         ("num_speculative_tokens", "--draft --draft-n --draft-max --spec-draft-n-max"),
         ("draft_min", "--draft-min --draft-n-min --spec-draft-n-min"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.config.errors import CheckpointError, quoted
+from penstock.models.gguf import draft_heads
 from penstock.models.gguf.decoders import DECODERS, UNEVEN, layer_types
 from penstock.models.gguf.encoders import ENCODER_BUILDERS, gemma_embedding
 from penstock.models.gguf.metadata import MAX_EXPERTS, MAX_LAYERS, Keys, StoredTensor, Tensors, shortest, token_id
@@ -117,11 +118,17 @@ def _compute_dtype(tensors: Tensors) -> str:
     return _DTYPES.get(max(sizes, key=lambda fmt: sizes[fmt]), "bfloat16")
 
 
-def _base(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+def _vocab_size(keys: Keys, tensors: Tensors) -> int:
+    if keys.arch == draft_heads.EAGLE3:  # which may use its target's embedding
+        return keys.integer("vocab_size")
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError("the file holds no embedding matrix token_embd.weight: it is a vocabulary, not a model.")
-    vocab_size, hidden = embedding.shape[0], keys.integer("embedding_length")
+    return embedding.shape[0]
+
+
+def _base(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    vocab_size, hidden = _vocab_size(keys, tensors), keys.integer("embedding_length")
     if keys.arch in ("mamba", "mamba2"):  # no layer attends
         heads = kv_heads = 1
     else:
@@ -292,13 +299,14 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]
         CheckpointError: an unsupported architecture, or a key that is missing or out of range.
     """
     keys = Keys(metadata)
-    if keys.arch not in BUILDERS:
+    build = draft_heads.BUILDERS.get(keys.arch) or BUILDERS.get(keys.arch)
+    if build is None:
         near = difflib.get_close_matches(keys.arch[:80], BUILDERS, 1, cutoff=0.0)[0]
         raise CheckpointError(
             f"general.architecture is {quoted(keys.arch)}, which is not supported; the nearest that is: {near}. "
             f"All: {', '.join(BUILDERS)}."
         )
-    config = _base(keys, tensors) | BUILDERS[keys.arch](keys, tensors)
+    config = _base(keys, tensors) | build(keys, tensors)
     if keys.arch in _MULTIPLIED and keys.has("attention.temperature_scale") and config["rope_scaling"] is not None:
         own = {"rope_theta": config["rope_theta"], "llama_4_scaling_beta": keys.number("attention.temperature_scale")}
         config["rope_parameters"], config["rope_scaling"] = config["rope_scaling"] | own, None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from penstock.models.gguf import draft_heads
 from penstock.models.gguf.decoders import DECODERS, GATED, NAMES, NUMBERED, shared
 from penstock.models.gguf.decoders import TOP_NAMES as DECODER_TOP_NAMES
 from penstock.models.gguf.metadata import Tensors
@@ -158,6 +159,7 @@ LAYOUTS: Mapping[str, TensorLayout] = MappingProxyType(
     {
         **_DECODERS,
         "llama": TensorLayout(permuted=True),
+        draft_heads.EAGLE3: TensorLayout(draft_heads.TOP_NAMES, draft_heads.NAMES, permuted=True),
         "mixtral": TensorLayout(
             layer={"ffn_gate_inp": "block_sparse_moe.gate"},
             experts=("block_sparse_moe.experts", NUMBERED),

@@ -41,6 +41,7 @@ _LOSS_STEPS: Final = 4.0  # and the time of so many steps besides
 _ACCOUNT: Final = 512  # steps after which gains and losses count 1/e
 _PAUSE: Final = 64  # steps without drafts after a loss, twice as many after each further one
 _LONGEST_PAUSE: Final = 8192
+_SOON: Final = 4  # steps before a pause ends, from which on hidden states are read again
 
 
 REASONS: Final[Mapping[str, str]] = {
@@ -90,6 +91,10 @@ class Depths(Protocol):
     def rest(self) -> int:
         """For how many steps nothing would be wanted, so that nobody asks; they count as if they had been told of."""
 
+    @property
+    def paused(self) -> bool:
+        """Whether no drafts are wanted for some steps to come, so that what they would be made of need not be kept."""
+
 
 class FixedDepths:
     """All that a drafter makes, always."""
@@ -124,6 +129,11 @@ class FixedDepths:
     def rest(self) -> int:
         """As Depths."""
         return 0
+
+    @property
+    def paused(self) -> bool:
+        """As Depths."""
+        return False
 
 
 @dataclass(slots=True)
@@ -268,6 +278,11 @@ class PricedDepths:
         self._account.pause = max(0, self._account.pause - steps)
         self._looking = (self._looking or 0.0) + steps * _LOOKS * self._step_s
         return steps
+
+    @property
+    def paused(self) -> bool:
+        """As Depths."""
+        return self._account.pause > _SOON
 
     def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
         """As Depths."""

@@ -99,8 +99,9 @@ class Drafting:
             self._guarded(None, self._drafter.take, slot, tokens)
 
     def see(self, plan: StepPlan, tapped: Tapped | None) -> None:
-        """What a step's taps hold, before `propose` is asked behind it; None where nobody wants any."""
-        if self._tapped is not None and tapped is not None and self._slots:
+        """What a step's taps hold, before `propose` is asked behind it; None where nobody wants any. While drafts lose
+        time nobody looks: what is missing then is left out of later ones."""
+        if self._tapped is not None and tapped is not None and self._slots and not self._depths.paused:
             self._guarded(None, self._tapped.see, plan, tapped)
 
     def follow(self, plan: StepPlan) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.runtime.drafters.history import History, Ids, Places
+from penstock.runtime.drafters.history import History, Ids, Like
 
 BETWEEN: Final = -1
 """Stands between two answers: no token has this number, so that nothing is found across."""
@@ -45,11 +45,11 @@ class Earlier:
         while self.tokens > _TOKENS or len(self._answers) > _NAMESPACES:
             self.tokens -= self._answers.popitem(last=False)[1].size
 
-    def like(self, namespace: Hashable, end: Ids, most: int) -> tuple[Ids, Places, int]:
+    def like(self, namespace: Hashable, end: Ids, most: int) -> Like:
         """As History.like, in the answers of this namespace."""
         history = self._answers.get(namespace)
         if history is None:
-            return np.empty(0, np.int32), np.empty(0, np.int64), 0
+            return Like(np.empty(0, np.int32), np.empty(0, np.int64), 0)
         self._answers.move_to_end(namespace)
         return history.like(end, most)
 

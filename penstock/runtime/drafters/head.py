@@ -168,7 +168,7 @@ class HeadDrafter(RowDrafter[_Row]):
 
     def _fused(self, states: Tensor) -> Tensor:
         fusion = self._head.fusion
-        return states if fusion is None else fusion(states.to(self._head.dtype), None)
+        return states if fusion is None else fusion(states.to(self._head.dtype))
 
     def _run(self, spans: Sequence[_Span], given: Tensor | None = None) -> tuple[Any, Any]:
         """Makes these entries; logits [n, vocab] where they are wanted, and the states to go on from there [n, size].

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,10 +23,12 @@ class Taps:
     Attributes:
         names: as in `layers.part.ModelPart`; () for none.
         every: of all tokens; else FINAL is told of those alone behind which tokens are drawn.
+        best: and the most probable token behind each draft.
     """
 
     names: tuple[str, ...] = ()
     every: bool = False
+    best: bool = False
 
     @property
     def widens(self) -> bool:
@@ -42,10 +45,13 @@ class Tapped(NamedTuple):
     Attributes:
         states: by name, [tokens of the step, hidden_size], or of FINAL [wanted, hidden_size].
         wanted: indices of those tokens in the step, rising; None for all.
+        best: by slot whose drafts are verified, the most probable tokens [drafts + 1] behind the last known token and
+            behind each draft.
     """
 
     states: Mapping[str, Any]
     wanted: Sequence[int] | None
+    best: Mapping[int, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -106,6 +112,12 @@ def read(taps: Taps, tap: Callable[[str], Tensor], wanted: Sequence[int] | None,
         return None
     states = {name: tap(name) if lasts else tap(name).clone() for name in taps.names}
     return Tapped(states, wanted if FINAL in states else None)
+
+
+def best_behind(logits: Any, drafted: Sequence[tuple[int, int, int]], on_device: bool) -> Tapped:
+    """The most probable tokens of slots whose drafts are verified: (slot, first row of the logits, drafts)."""
+    values = logits if on_device else np.asarray(logits)
+    return Tapped({}, None, {slot: values[row : row + drafts + 1].argmax(-1) for slot, row, drafts in drafted})
 
 
 def of_spans(plan: StepPlan, tapped: Tapped, names: Sequence[str]) -> list[tuple[int, int, Tensor]]:

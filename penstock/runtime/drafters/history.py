@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,20 @@ Places = npt.NDArray[np.int64]
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no token is lost
 _SEARCHED: Final = 4096  # places like the end that are looked at further: the last ones
 _LATEST: Final = 64  # of those with the most in common, that are told
+
+
+class Like(NamedTuple):
+    """Places like the end of a sequence.
+
+    Attributes:
+        ids: all tokens of where they are.
+        places: positions behind them, rising, at most 64.
+        common: how many tokens they have in common with the end.
+    """
+
+    ids: Ids
+    places: Places
+    common: int
 
 
 class History:
@@ -30,21 +44,16 @@ class History:
         """Tokens that follow; they are entered when somebody looks."""
         self._pending.append(tokens)
 
-    def like_the_end(self, most: int) -> tuple[Ids, Places, int]:
-        """Earlier places whose tokens before are those at the end, as many as possible.
-
-        Returns:
-            All tokens; the positions behind such places, rising, at most 64; how many tokens they have in common with
-            the end, `least` to `most`.
-        """
+    def like_the_end(self, most: int) -> Like:
+        """Earlier places whose tokens before are those at the end, as many as possible, `least` to `most`."""
         return self.like(self.ids, most)
 
-    def like(self, end: Ids, most: int) -> tuple[Ids, Places, int]:
+    def like(self, end: Ids, most: int) -> Like:
         """As `like_the_end`, for the end of other tokens."""
         self._enter()
         size, ids = self._size, self._ids
         if len(end) < self._least or size <= self._least:
-            return ids[:size], np.empty(0, np.int64), 0
+            return Like(ids[:size], np.empty(0, np.int64), 0)
         key = _keys(end[-self._least :], self._least)[-1]
         places = np.flatnonzero(self._keys[self._least - 1 : size - 1] == key)[-_SEARCHED:]
         places += self._least
@@ -56,7 +65,7 @@ class History:
                 break
             places = longer
             common += 1
-        return ids[:size], places[-_LATEST:], common
+        return Like(ids[:size], places[-_LATEST:], common)
 
     @property
     def size(self) -> int:
@@ -83,6 +92,13 @@ class History:
         self._pending.clear()
         first = max(0, begin - self._least + 1)
         self._keys[begin : self._size] = _keys(self._ids[first : self._size], self._least)[begin - first :]
+
+
+def in_common(ids: Ids, place: int, most: int) -> int:
+    """How many tokens before a place are those at the end, at most so many."""
+    count = min(place, most)
+    apart = np.flatnonzero(ids[place - count : place][::-1] != ids[len(ids) - count :][::-1])
+    return int(apart[0]) if len(apart) else count
 
 
 def _keys(ids: Ids, least: int) -> npt.NDArray[np.uint64]:

@@ -8,6 +8,7 @@ from penstock.core.policies.step_cost import LearnedStepCost
 from penstock.runtime.drafters.depths import FixedDepths, PricedDepths
 from penstock.runtime.drafters.drafter import Drafter
 from penstock.runtime.drafters.drafting import Drafting
+from penstock.runtime.drafters.lookahead import LookaheadDrafter
 from penstock.runtime.drafters.lookup import NgramDrafter, SuffixDrafter
 
 
@@ -18,12 +19,15 @@ def drafting_of(options: EngineOptions, drafter: Drafter | None = None) -> Draft
         return Drafting(drafter)
     cost = LearnedStepCost()
     depths = PricedDepths(cost, asked.loads) if asked.adaptive else FixedDepths()
-    return Drafting(_drafter(asked), depths, cost, asked.num_speculative_tokens)
+    drafting = Drafting(_drafter(asked), depths, cost, asked.num_speculative_tokens)
+    if asked.method == "lookahead":
+        drafting.use_tapped(LookaheadDrafter(asked.num_speculative_tokens, asked.max_ngram_size))
+    return drafting
 
 
 def _drafter(asked: Speculation) -> Drafter | None:
-    """The drafter that is asked for; None where its model is yet to be loaded (`startup.draft`)."""
-    if asked.loads:
+    """The drafter that is asked for; None where its model is yet to be loaded (`startup.draft`), or it reads steps."""
+    if asked.loads or asked.method == "lookahead":
         return None
     most, least = asked.num_speculative_tokens, asked.prompt_lookup_min
     if asked.method == "suffix":

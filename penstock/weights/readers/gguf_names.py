@@ -209,6 +209,16 @@ def _shaped(name: str, tensor: GgufTensor, *shape: int) -> VirtualTensor:
     return VirtualTensor(TensorInfo(name, shape, tensor.format, tensor.data.size), lambda: load_raw(tensor))
 
 
+def _apart(name: str, tensor: GgufTensor) -> VirtualTensor:
+    """The target's ids of a head's tokens → how far apart they are (`weights.draft_heads.draft_ids`)."""
+
+    def load() -> Bytes:
+        ids = tensor.data.view("<i8")
+        return (ids - np.arange(len(ids))).view(np.uint8)
+
+    return replace(_plain(name, tensor), load=load)
+
+
 def _log_rates(name: str, tensor: GgufTensor) -> VirtualTensor:
     """Decay rates a, negative → log(-a), and the last axis gone if it has one element."""
 
@@ -279,6 +289,8 @@ def _simple(model: _Model, tensor: GgufTensor) -> VirtualTensor:
         return _unpermuted(name, tensor, heads)
     if layout.around_one and name.endswith("norm.weight"):
         return _minus_one(name, tensor)
+    if name == "d2t" and tensor.format == "i64":
+        return _apart(name, tensor)
     if name.endswith(_ONE_ROW) and len(tensor.shape) == 1:
         return _shaped(name, tensor, 1, *tensor.shape)
     return _plain(name, tensor)

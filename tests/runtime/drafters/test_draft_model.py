@@ -207,10 +207,10 @@ def test_what_cannot_draft_is_refused(models: tuple[Path, Path], tmp_path: Path)
     assert str(tmp_path / "recurrent") in str(refusal.value) and str(target) in str(refusal.value)
 
 
-def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    """Both models are named, and how far apart they are."""
+def test_a_vocabulary_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    """Both models are named, and which of them has no tokenizer."""
     tiny.save("llama", tmp_path / "draft", num_hidden_layers=1)
-    with pytest.raises(ConfigError, match="has another vocabulary than"):
+    with pytest.raises(ConfigError, match=r"'penstock-concierge': .*draft' has no tokenizer, and 'penstock-concierge'"):
         made(Path("penstock-concierge"), tmp_path / "draft")
 
 

@@ -18,12 +18,14 @@ from penstock.config.constraint import Grammar, GrammarKind
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
+from penstock.core.protocol import StepPlan
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu import native
 from penstock.runtime.drafters import head as head_module
+from penstock.runtime.drafters.depths import FixedDepths
 from penstock.runtime.drafters.drafter import Draft
 from penstock.runtime.runner import ModelRunner
 from tests.engine.test_drafts import Answer, Key, check, run
@@ -172,6 +174,43 @@ def test_answers_are_those_without_it(models: Path, kind: str) -> None:
         assert stats.prefix_hits > 0
         preemptions += stats.preemptions
     assert preemptions > 0
+
+
+class Pausing(FixedDepths):
+    """Now and then nobody looks at hidden states for some steps, nor wants drafts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dice, self._left = random.Random(7), 12
+
+    def step(self, plan: StepPlan, seconds: float) -> None:
+        self._left = self._left - 1 if self._left > -6 else self._dice.randrange(5, 20)
+
+    @property
+    def paused(self) -> bool:
+        return self._left <= 0
+
+    def wanted(self, most: Mapping[int, int]) -> Mapping[int, int]:
+        return {} if self.paused else most
+
+
+@pytest.mark.skipif(not native.available(), reason="the native library is not built")
+@pytest.mark.parametrize("kind", DEPTHS)
+def test_pauses_cost_drafts_and_change_nothing(models: Path, kind: str) -> None:
+    plain = made(models, None)
+    requests = lives(models, kind)
+    truth: dict[Key, Answer] = run(plain, *requests)
+    plain.close()
+    engine = made(models, asked(models, kind, 4), max_chunk_tokens=24)
+    assert isinstance(engine.runner, ModelRunner)
+    engine.runner._drafting._depths = Pausing()
+    for turn in range(2):
+        again = [replace(one, request_id=f"{one.request_id}#{turn}", speculate=4) for one in requests]
+        check(run(engine, *again), truth)
+    stats = engine.stats()
+    engine.close()
+    assert stats.drafter_failures == 0
+    assert stats.drafted_tokens > stats.accepted_tokens > 5
 
 
 @pytest.mark.skipif(not native.available(), reason="the native library is not built")

@@ -83,6 +83,41 @@ def test_a_suffix_follows_what_is_most_frequent_behind_the_longest_match() -> No
     assert other.kind != draft.kind  # of which one is surer
 
 
+@pytest.mark.parametrize("drafter", [NgramDrafter(3, 2, 4), SuffixDrafter(3, 2)], ids=["ngram", "suffix"])
+def test_a_copy_goes_on_behind_what_was_replaced(drafter: NgramDrafter | SuffixDrafter) -> None:
+    """For three tokens; where the end is like another place again, that one is copied."""
+    drafter.begin(new(0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]))
+    (draft,) = drafter.propose({0: 3})
+    assert draft.tokens == (3, 4, 5)
+    drafter.take(0, [3, 40])  # for 4
+    (behind,) = drafter.propose({0: 3})
+    assert behind.tokens == (5, 6, 7)
+    assert behind.kind != draft.kind
+    drafter.take(0, [50])  # and for 5
+    (further,) = drafter.propose({0: 3})
+    assert further.tokens == (6, 7, 8)
+    assert further.kind != behind.kind
+    drafter.take(0, [60])
+    assert drafter.propose({0: 3})[0].tokens == (7, 8, 9)
+    drafter.take(0, [70])
+    assert drafter.propose({0: 3}) == []
+    drafter.take(0, [2, 3])
+    assert drafter.propose({0: 3})[0].tokens == (40, 50, 60)
+    drafter.begin(new(0, [1, 2, 3, 4]))
+    assert drafter.propose({0: 3}) == []
+
+
+def test_the_longer_a_copy_the_surer() -> None:
+    """Of an n-gram too, though fewer tokens are looked for."""
+    kinds = set[int]()
+    drafter = NgramDrafter(2, 2, 3)
+    drafter.begin(new(0, [*range(20), *range(2)]))
+    for token in range(2, 14):
+        kinds.add(drafter.propose({0: 2})[0].kind)
+        drafter.take(0, [token])
+    assert len(kinds) == 11  # 2 to 12 tokens in common
+
+
 def test_a_slot_that_is_taken_again_starts_anew() -> None:
     drafter = SuffixDrafter(4, 2)
     drafter.begin(new(0, [1, 2, 3, 1, 2]))
