@@ -23,6 +23,7 @@ from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
 from penstock.engine.api import Delta
 from penstock.server import active_call, encoding
+from penstock.server.clock import Clock
 from penstock.server import body as bodies
 from penstock.server.body import validate
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
@@ -246,7 +247,7 @@ async def test_the_times_of_many_prompts_are_told_in_linear_work(prompts: int, m
     """Each of their tokens may bring its sequence's times (timings_per_token)."""
     looks: list[str] = []
 
-    class Counted(active_call.Clock):
+    class Counted(Clock):
         __slots__ = ()
 
         def __getattribute__(self, name: str) -> Any:
