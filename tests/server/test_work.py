@@ -23,9 +23,9 @@ from penstock.config.generation import GenerationRequest
 from penstock.config.sampling import SamplingParams
 from penstock.engine.api import Delta
 from penstock.server import active_call, encoding
-from penstock.server.clock import Clock
 from penstock.server import body as bodies
 from penstock.server.body import validate
+from penstock.server.clock import Clock
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.responses.schema import ResponsesBody
 from penstock.server.metrics import Metrics
