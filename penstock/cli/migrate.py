@@ -183,7 +183,8 @@ def _take(made: Migration, engine: str, name: str, flag: ForeignFlag | None, val
     elif (ours := _ours(flag, values)) is None:
         made.notes.append(f"{shlex.join([name, *values])} is left out: that value has no like here ({flag.sentence}).")
     elif not ours:
-        made.notes.append(f"{shlex.join([name, *values])} is left out: the model's files say it.")
+        why = "nothing is kept unless it is asked for" if flag.is_size else "the model's files say it"
+        made.notes.append(f"{shlex.join([name, *values])} is left out: {why}.")
     elif flag.about == "{}":
         made.model = _only(made, ours[0])
     else:

@@ -249,6 +249,8 @@ SERVER_FLAGS = (
          "The served guard model that /v1/moderations asks where calls name none.", metavar="NAME"),
     flag("slots", bool, True, _NETWORK, "Tell at /slots what is computed.", "--slots/--no-slots"),
     flag("props", bool, False, _NETWORK, "Take POST /props, which has no fields yet.", "--props"),
+    flag("slot_save_path", str | None, None, _NETWORK,
+         "The folder in which clients save sessions, by POST /slots/{id}?action=save.", metavar="FOLDER"),
     flag("chat_template", str | None, None, _MODEL,
          "A chat template to use instead of the model's own: its text, or a file that holds it.",
          "--chat-template", "--chat-template-file", metavar="TEXT"),

@@ -228,6 +228,7 @@ class ServerOptions:
         any_model: a server of one model answers calls for whatever name.
         aliases: further names of that model.
         slots, props: whether GET /slots tells what is computed, and POST /props is taken.
+        slot_save_path: the folder in which clients save what llama-server's slots have; None for none.
         default_sampling: values for sampling fields that calls leave out, before those of the model's files.
         chat_template: the source of a chat template to use instead of the model's own.
         uds: path of a Unix socket to listen on instead of an address; None for an address.
@@ -260,6 +261,7 @@ class ServerOptions:
     aliases: tuple[str, ...] = ()
     slots: bool = True
     props: bool = False
+    slot_save_path: str | None = None
     default_sampling: tuple[tuple[str, float], ...] = ()
     chat_template: str | None = None
     uds: str | None = None

@@ -143,9 +143,9 @@ class AdmissionControl:
             self._queues.waiting.pop(index)
 
     def _reserve(self, sequence: Sequence, reserved: list[int]) -> None:
-        """Adds what a running sequence will still need, one block of growth included."""
+        """Adds what a running sequence will still need, one block of growth included, where there is growth."""
         for g, blocks in enumerate(self._cache.growth(sequence, self._chunk)):
-            reserved[g] += blocks + 1
+            reserved[g] += blocks + (g != self._cache.cross_group)
 
     def _held_by(self, sequence: Sequence, match: Match, reserved: abc.Sequence[int]) -> Gate | None:
         admission = Admission(

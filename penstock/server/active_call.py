@@ -31,6 +31,7 @@ from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
 from penstock.server.account import ACCOUNT, RequestAccount, account_of
 from penstock.server.auth import owner_of
+from penstock.server.clock import Clock, pace, spoken
 from penstock.server.connected import cancel_all, disconnected, while_connected
 from penstock.server.connection import ABORT
 from penstock.server.context import ModelContext
@@ -41,6 +42,7 @@ from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import ModelMetrics
 from penstock.server.patience import patience
 from penstock.server.prompts import check_shared
+from penstock.server.slots import left_in_its_slot
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -75,17 +77,11 @@ async def _start(
 
 
 @dataclass(slots=True)
-class Clock:
-    """One sequence's times: of its first token and of the last so far, and how many it has."""
-
-    first: float = 0.0
-    last: float = 0.0
-    tokens: int = 0
-
-
-@dataclass(slots=True)
 class ActiveCall:
-    """The running generations of one call, in the order of its prompts; `at_end` is called when it is closed."""
+    """The running generations of one call, in the order of its prompts; `at_end` is called when it is closed.
+
+    `said` are the tokens of its first answer, where somebody wants to know them.
+    """
 
     requests: Sequence[GenerationRequest]
     generations: Sequence[TextGeneration | BestOf]
@@ -93,6 +89,7 @@ class ActiveCall:
     started: float
     account: RequestAccount | None = None
     at_end: list[Callable[[], None]] = field(default_factory=list)
+    said: list[int] | None = None
     _clocks: list[defaultdict[int, Clock]] = field(init=False)  # of each prompt, by the number of its sequence
     _tasks: list[asyncio.Future[None]] = field(default_factory=list)
     _ended: int = 0
@@ -170,7 +167,7 @@ class ActiveCall:
         elif (clock := self._clocks[prompt].get(sequence)) is not None:
             clocks = [clock]
         else:
-            clocks = _spoken(self._clocks[prompt])
+            clocks = spoken(self._clocks[prompt])
         of = self.generations if prompt is None else [self.generations[prompt]]
         cached = sum(generation.cached_tokens for generation in of)
         computed = sum(len(generation.prompt_ids) for generation in of) - cached
@@ -180,8 +177,8 @@ class ActiveCall:
         drafted, accepted = self.drafts if prompt is None else of[0].drafts.get(sequence, (0, 0))
         return {
             "cache_n": cached,
-            **_pace("prompt", computed, first - self.started - queued),
-            **_pace("predicted", sum(clock.tokens for clock in clocks), last - first),
+            **pace("prompt", computed, first - self.started - queued),
+            **pace("predicted", sum(clock.tokens for clock in clocks), last - first),
             **({"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}),
         }
 
@@ -199,7 +196,7 @@ class ActiveCall:
 
     def _spoken(self) -> list[Clock]:
         """Of all sequences that have tokens."""
-        return [clock for clocks in self._clocks for clock in _spoken(clocks)]
+        return [clock for clocks in self._clocks for clock in spoken(clocks)]
 
     def prompt_progress(self, prompt: int) -> dict[str, Any]:
         """How much of a prompt is computed, as llama-server tells it; at the first delta all of it is."""
@@ -238,6 +235,8 @@ class ActiveCall:
         now, metrics = time.monotonic(), self.metrics
         clock = self._clocks[index][delta.index]
         if delta.token_ids:
+            if self.said is not None and not (index or delta.index):
+                self.said += delta.token_ids
             if clock.tokens:
                 metrics.inter_token.observe(now - clock.last)
             else:
@@ -277,14 +276,14 @@ class ActiveCall:
         if any(self._clocks):
             self.metrics.request.observe(time.monotonic() - self.started)
         for index, (request, generation) in enumerate(zip(self.requests, self.generations, strict=True)):
-            spoken = _spoken(self._clocks[index])
+            told = spoken(self._clocks[index])
             self.metrics.request_prompt.observe(len(generation.prompt_ids))
-            self.metrics.request_generation.observe(sum(clock.tokens for clock in spoken))
+            self.metrics.request_generation.observe(sum(clock.tokens for clock in told))
             self.metrics.params_n.observe(request.sampling.n)
             if request.sampling.max_tokens is not None:
                 self.metrics.params_max_tokens.observe(request.sampling.max_tokens)
-            if generation.queue_seconds is not None and spoken:
-                first, last = min(clock.first for clock in spoken), max(clock.last for clock in spoken)
+            if generation.queue_seconds is not None and told:
+                first, last = min(clock.first for clock in told), max(clock.last for clock in told)
                 self.metrics.phases(generation.queue_seconds, first - self.started, last - self.started)
         if self.account is not None:
             self._write_down(self.account)
@@ -297,29 +296,14 @@ class ActiveCall:
     def _write_down(self, account: RequestAccount) -> None:
         """What the call cost."""
         account.prompt_tokens, account.cached_tokens = self.prompt_tokens, self.cached_tokens
-        spoken = self._spoken()
-        account.output_tokens = sum(clock.tokens for clock in spoken)
+        told = self._spoken()
+        account.output_tokens = sum(clock.tokens for clock in told)
         queued = [each.queue_seconds for each in self.generations if each.queue_seconds is not None]
         if queued:
             account.queued = min(queued) + self.started - account.started
-        if spoken:
-            account.first_token = min(clock.first for clock in spoken) - account.started
-            account.last_token = max(clock.last for clock in spoken) - account.started
-
-
-def _spoken(clocks: Mapping[int, Clock]) -> list[Clock]:
-    """Of sequences that have tokens."""
-    return [clock for clock in clocks.values() if clock.tokens]
-
-
-def _pace(of: str, tokens: int, seconds: float) -> dict[str, Any]:
-    """So many tokens in such a time, which is told in ms; 0 where it cannot be divided."""
-    seconds = max(seconds, 0.0)
-    each = {
-        f"{of}_per_token_ms": seconds * 1000 / tokens if tokens else 0.0,
-        f"{of}_per_second": tokens / seconds if seconds else 0.0,
-    }
-    return {f"{of}_n": tokens, f"{of}_ms": seconds * 1000, **each}
+        if told:
+            account.first_token = min(clock.first for clock in told) - account.started
+            account.last_token = max(clock.last for clock in told) - account.started
 
 
 async def _forward(
@@ -336,7 +320,7 @@ async def _forward(
 async def open_call_within_context(sent: Request, context: ModelContext, request: GenerationRequest) -> ActiveCall:
     """As `open_call`; who asks for more tokens than the context has room for gets as many as there is room."""
     opening = _open_within_context(context, request, account_of(sent))
-    return await while_connected(opening, sent.receive, context.lifecycle)
+    return left_in_its_slot(await while_connected(opening, sent.receive, context.lifecycle), sent, context)
 
 
 async def _open_within_context(
@@ -364,7 +348,7 @@ async def open_call(
 ) -> ActiveCall:
     """As `ActiveCall.open`, for the client who sent this and may leave meanwhile."""
     opening = ActiveCall.open(context, requests, beams, best, owner=owner_of(request), account=account_of(request))
-    return await while_connected(opening, request.receive, context.lifecycle)
+    return left_in_its_slot(await while_connected(opening, request.receive, context.lifecycle), request, context)
 
 
 async def complete(

@@ -69,6 +69,7 @@ from penstock.server.dialects.sagemaker import sagemaker_router
 from penstock.server.dialects.server_tools import ToolBody, server_tools_router
 from penstock.server.dialects.sglang.routes import sglang_router
 from penstock.server.dialects.sglang.schema import SGLANG_BODIES
+from penstock.server.dialects.slots import SlotBody, slots_router
 from penstock.server.dialects.stored_chats import ChatUpdateBody, StoredChats, stored_chats_router
 from penstock.server.dialects.tgi.routes import tgi_router
 from penstock.server.dialects.tgi.schema import TGI_BODIES
@@ -95,6 +96,7 @@ from penstock.server.reports import RequestReports, newest
 from penstock.server.resumable import ResumableMiddleware, ResumableStreams
 from penstock.server.root_path import RootPath, check_root_of
 from penstock.server.siblings import Siblings
+from penstock.server.slots import Slots
 from penstock.server.store import ResponseStore
 from penstock.server.tools.connected import ServerTools, check_mcp
 from penstock.server.tools.servers_file import read_servers
@@ -122,9 +124,11 @@ def create_app(
         siblings: the other HTTP processes of this server, all of which keep responses in one file; None for one alone.
 
     Raises:
-        ConfigError: an API key is empty, or the responses' store cannot be used.
+        ConfigError: an API key is empty, or the responses' store or the slots' folder cannot be used.
     """
     lifecycle = lifecycle or Lifecycle()
+    if options.slot_save_path is not None:
+        lifecycle.slots = Slots(Path(options.slot_save_path).expanduser())
     metrics = Metrics()
     reports = _reports(options)
     models = _models(served, options, lifecycle, metrics)
@@ -273,6 +277,7 @@ def _bodies() -> tuple[type[BaseModel], ...]:
         *ANTHROPIC_BODIES,
         *OLLAMA_BODIES,
         *LLAMA_BODIES,
+        SlotBody,
         LlamaEmbeddingBody,
         *TGI_BODIES,
         *SGLANG_BODIES,
@@ -357,6 +362,7 @@ def _routers(
         "Adapters": (adapters_router(context, admins),),
         "llama-server": (
             llama_server_router(context),
+            slots_router(context),
             chat_control_router(running, context.orders),
             llama_embeddings_router(context),
             resumed_router(streams, context.lifecycle),

@@ -18,6 +18,7 @@ from penstock.server.differences import DIFFERENCES, without_differences
 from penstock.server.errors import HttpError
 from penstock.server.patience import patience
 from penstock.server.refusals import refusal
+from penstock.server.slots import note_slot
 from penstock.server.spoken import SPOKEN, Dialect
 from penstock.server.strict_json import parse_json
 
@@ -143,6 +144,7 @@ async def read_body(request: Request, model: type[_Model], *, any_type: bool = F
 
     def read() -> _Model:
         data = request.scope.get(PARSED) or parse_json(raw)
+        note_slot(request.scope, data)
         if passing:
             data = {name: data[name] for name in model.model_fields if name in data}
         return validate(model, data)

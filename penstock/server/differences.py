@@ -35,7 +35,7 @@ _NO_MEDIA = "There are no media to process: messages and prompts are text."
 _NO_EXTENSIONS = "Extensions of other engines are not here; leave it out."
 _NO_CODE = "Requests bring no code: name what the server was started with in logits_processors."
 _NO_TRANSFER = "Keys and values are not handed from one engine to another here; leave it out."
-_NO_SLOTS = "Every request finds what others have computed of its prompt; there are no slots to choose."
+_NO_SLOTS = "Every request finds what others have computed of its prompt; a slot is what POST /slots/{id} saves."
 _NO_SHIFT = "The context is never shifted: an answer ends where it is full."
 _NO_DRAFTS = "num_speculative_tokens says how many drafts a step verifies; how they are made is the server's."
 _NO_BEAMS_OF_TOKENS = "Log-probabilities are told of the token that was taken and of the likeliest: send top_logprobs."
@@ -64,7 +64,6 @@ _VLLM: Mapping[str, Difference] = MappingProxyType(
 """Fields of vLLM's clients, and of SGLang's where they send what vLLM's do."""
 _LLAMA_ANSWERS: Mapping[str, Difference] = MappingProxyType(
     {
-        "id_slot": _any(_NO_SLOTS),
         "n_keep": _any(_NO_SHIFT),
         "n_discard": _any(_NO_SHIFT),
         "n_cache_reuse": Difference("Only whole prefixes are used again; send 0.", (0,)),
@@ -84,6 +83,7 @@ _LLAMA_ANSWERS: Mapping[str, Difference] = MappingProxyType(
 """Fields of llama-server's clients that do nothing at any route."""
 _LLAMA_SHAPES: Mapping[str, Difference] = MappingProxyType(
     {
+        "id_slot": _any(_NO_SLOTS),
         "return_tokens": Difference("Token ids are told with return_token_ids: true.", (False,)),
         "post_sampling_probs": Difference("Log-probabilities are the model's own; leave it out.", (False,)),
         "response_fields": Difference("Answers have the fields of OpenAI's API; send it to /completion.", ([],)),

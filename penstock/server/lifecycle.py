@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from penstock.server.patience import patience
+from penstock.server.slots import Slots
 from penstock.server.told import ToldLogprobs
 
 
@@ -20,12 +21,14 @@ class Lifecycle:
         aborted: set when running work must end at once.
         in_flight: requests with a body now being answered.
         told: log-probabilities that they tell.
+        slots: what they leave in llama-server's slots; None where nobody may save that.
     """
 
     draining: bool = False
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: int = 0
     told: ToldLogprobs = field(default_factory=ToldLogprobs)
+    slots: Slots | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @contextmanager

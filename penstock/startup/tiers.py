@@ -106,7 +106,8 @@ def disk_folder(started: Started, pieces: Pieces) -> Path:
     try:
         base = Path(options.kv_disk_path).expanduser() if options.kv_disk_path else cache_folder() / "kv"
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", options.served_model_name or "model")[:80]
+        place = hashlib.sha256(str(Path(started.model_path).resolve()).encode()).hexdigest()
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", options.served_model_name or "model")[:80] + f"-{place[:8]}"
         folder = base / f"{name}-{identity(started, pieces, base / 'digests.json')[:16]}"
     except (OSError, RuntimeError) as error:
         raise ConfigError(

@@ -92,6 +92,22 @@ def test_who_has_no_room_for_its_entries_waits() -> None:
     assert all((one.request_id, 0) in collector.finished for one in asked)
 
 
+def test_a_store_full_of_entries_that_nobody_uses_holds_nobody_back() -> None:
+    """What was encoded does not grow with its sequence: no room is kept for that, or pairs would wait for ever."""
+    engine = null_engine(more_groups=(CROSS,), blocks=(64, 5), vocab_size=3)
+    run(engine, heard("a", "x"), heard("b", "y"))
+    assert not engine.scheduler.cache.available(1)
+    pair = heard("c", "x", guidance_scale=1.5, negative_prompt_ids=(1, 2))
+    asked = [pair, heard("d", "y"), request("e", [2])]
+    for one in asked:
+        engine.add(one)
+    engine.step()
+    assert len(engine.scheduler.running) == 4
+    collector = run(engine)
+    assert all(collector.tokens[one.request_id, 0] for one in asked)
+    assert run(engine, replace(pair, request_id="f")).tokens["f", 0] == expected_tokens(pair, 0, 3)
+
+
 def test_owners_do_not_share_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = null_engine(more_groups=(CROSS,), blocks=(64, 9), vocab_size=3)
     plans = watched(engine, monkeypatch)

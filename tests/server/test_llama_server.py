@@ -393,7 +393,7 @@ def test_slots(server: Running) -> None:
     assert slots[0] == {"id": 0, "id_task": -1, "n_ctx": 2048, "speculative": False, "is_processing": False}
     assert httpx.get(f"{server.url}/slots?fail_on_no_slot=1").status_code == 200
     for action in ("save", "restore", "erase"):
-        assert "not saved" in refusal(server, f"/slots/0?action={action}", {"filename": "x"}, 501)["message"]
+        assert "--slot-save-path" in refusal(server, f"/slots/0?action={action}", {"filename": "x"}, 501)["message"]
 
 
 def test_adapters(server: Running) -> None:

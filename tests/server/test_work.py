@@ -25,6 +25,7 @@ from penstock.engine.api import Delta
 from penstock.server import active_call, encoding
 from penstock.server import body as bodies
 from penstock.server.body import validate
+from penstock.server.clock import Clock
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.responses.schema import ResponsesBody
 from penstock.server.metrics import Metrics
@@ -246,7 +247,7 @@ async def test_the_times_of_many_prompts_are_told_in_linear_work(prompts: int, m
     """Each of their tokens may bring its sequence's times (timings_per_token)."""
     looks: list[str] = []
 
-    class Counted(active_call.Clock):
+    class Counted(Clock):
         __slots__ = ()
 
         def __getattribute__(self, name: str) -> Any:

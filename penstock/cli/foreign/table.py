@@ -3,7 +3,8 @@
 A line that begins a group has a word and a sentence: `same` (our flag of that name), `as` (our spelling), `nothing`
 (it may be left out) or `no` (what to do instead). Indented lines list flags; `=` behind one says that it takes a value,
 `=*` several. In our spelling {} stands for the value, {a=b c=} for one that becomes another or is not needed, {,} for
-several with commas between them, {-} for several words with dashes between them here, {[]} for a list in JSON.
+several with commas between them, {-} for several words with dashes between them here, {[]} for a list in JSON, {MiB}
+for a size in MiB that is not needed where it is 0.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ ENGINES: Final = ("vllm", "sglang", "llama-server", "tgi")
 SPOKEN: Final = {"vllm": "vLLM", "sglang": "SGLang", "llama-server": "llama-server", "tgi": "TGI"}
 _WORDS = ("same", "as", "nothing", "no")
 _CHOICE = re.compile(r"\{([^{}]*)\}")
+_UNITS: Final = ("MiB", "GiB", "GB")
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,12})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,11 @@ class ForeignFlag:
     def joins(self) -> bool:
         """Whether its words are one here, with dashes between them."""
         return "{-}" in self.about
+
+    @property
+    def is_size(self) -> bool:
+        """Whether its value is a number of bytes in some unit."""
+        return any(f"{{{unit}}}" in self.about for unit in _UNITS)
 
     @property
     def sentence(self) -> str:
@@ -78,6 +86,10 @@ def _values(kind: str, value: str) -> list[str] | None:
             listed = json.loads(value)
             return listed if isinstance(listed, list) and all(isinstance(one, str) for one in listed) else None
         return None
+    if kind in _UNITS:
+        if not _NUMBER.fullmatch(value):
+            return None
+        return [value + kind] if float(value) else []
     if "=" in kind:
         known = dict(pair.split("=", 1) for pair in kind.split())
         if value not in known:
@@ -88,7 +100,7 @@ def _values(kind: str, value: str) -> list[str] | None:
 
 def _shown(choices: str) -> str:
     if "=" not in choices:
-        return "…"
+        return f"…{choices}" if choices in _UNITS else "…"
     return "|".join(filter(None, dict.fromkeys(pair.split("=", 1)[1] for pair in choices.split())))
 
 

@@ -14,15 +14,10 @@ from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.llama_server.schema import LlamaSampling, PropsBody
 from penstock.server.dialects.llama_server.translate import sampling_of, settings_of, unsupported
 from penstock.server.dialects.models import router_props
-from penstock.server.document import asks, gives, takes
+from penstock.server.document import asks, takes
 from penstock.server.encoding import json_response
 from penstock.server.errors import not_ready
 from penstock.server.shapes import Query
-
-_NO_SLOT_FILES = (
-    "Slots are not saved, restored or erased here: every request finds what others have computed of its prompt, and "
-    "what is used least goes first. Leave the call out."
-)
 
 
 class ModelQuery(Query):
@@ -72,10 +67,6 @@ def add_about(router: APIRouter, context: ServerContext) -> None:
         return json_response(
             [{"id": slot, **told, "is_processing": slot < stats.running} for slot in range(info.max_num_seqs)]
         )
-
-    @router.post("/slots/{id_slot}", summary="Save, restore or erase a slot", openapi_extra=gives("application/json"))
-    async def slot_action(request: Request, id_slot: str) -> Response:
-        raise unsupported(_NO_SLOT_FILES)
 
 
 def _props(model: ModelContext, context: ServerContext) -> dict[str, Any]:

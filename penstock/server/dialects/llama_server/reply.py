@@ -145,7 +145,7 @@ class LlamaReply:
             "index": number,
             "content": text,
             "tokens": list(tokens),
-            "id_slot": 0,
+            "id_slot": max(0, self._body.id_slot or 0),
             "stop": stop,
             "tokens_predicted": self._answers[number].count,
             "tokens_evaluated": len(self._active.generations[index].prompt_ids),

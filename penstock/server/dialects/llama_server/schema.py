@@ -52,6 +52,7 @@ class LlamaSampling(SamplerBody, AdapterBody):
     drafts: Annotated[Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None, Field(alias="speculative.n_max")] = None
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=2**53)] | None = None
     cache_prompt: bool | None = None
+    id_slot: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     stream: bool | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
