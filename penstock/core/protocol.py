@@ -36,7 +36,7 @@ class CacheOpKind(str, Enum):
     COPY = "copy"  # first num_tokens slots of block source → block target, in every layer of the group
     LOAD = "load"  # from a lower tier into block target
     SAVE = "save"  # block source into a lower tier
-    CANCEL = "cancel"  # load `transfer` is not waited for any more: it may end without being done
+    CANCEL = "cancel"  # `transfer` is not wanted any more: it may end without being done
     CHECKPOINT = (
         "checkpoint"  # recurrent state in state slot source, which is the request slot's number, into state slot target
     )

@@ -21,7 +21,7 @@ class Mover:
     """The null form: there is no lower tier."""
 
     def start(self, op: CacheOp) -> None:
-        """Begins a load or a save, or cancels a load; its end is told later, be it whole or not.
+        """Begins a load or a save, or cancels one; its end is told later, be it whole or not.
 
         Raises:
             ValueError: there is nowhere to go.

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from queue import PriorityQueue
 from threading import Condition, Thread
@@ -14,7 +15,7 @@ from penstock.core.policies.bounded_tier import Entry
 from penstock.core.protocol import CacheOp, CacheOpKind
 from penstock.runtime.mover import NOTHING, Ended, Mover
 from penstock.transfer.pieces import Bytes, Pieces
-from penstock.transfer.store import Store, StoreError
+from penstock.transfer.store import GivenUp, Store, StoreError
 
 log = logging.getLogger(__name__)
 _QUIET_S = 60.0  # between two words on what fails
@@ -33,8 +34,9 @@ class _Job:
 class Carrier(Mover):
     """Carries blocks in threads.
 
-    What a save reads may be overwritten meanwhile if it was given up: nobody counts on it then. What a load brings is
-    read and checked aside, and put into the device's memory only while somebody may still want it.
+    What a save reads may be overwritten once it was given up: then nothing of it is kept, since a copy counts beyond
+    this process. What a load brings is read and checked aside, and put into the device's memory only while somebody may
+    still want it.
     """
 
     def __init__(self, pieces: Pieces, store: Store, threads: int = 2) -> None:
@@ -47,7 +49,7 @@ class Carrier(Mover):
         self._finished: list[int] = []
         self._failed: list[int] = []
         self._under_way = 0
-        self._waiting: set[int] = set()  # loads that have not begun
+        self._waiting: set[int] = set()  # what may still be given up: loads that have not begun, saves not yet written
         self._told = float("-inf")
         self._threads = [Thread(target=self._work, name=f"kv-{n}", daemon=True) for n in range(threads)]
         for thread in self._threads:
@@ -64,8 +66,7 @@ class Carrier(Mover):
                 parts = (b"".join(parts),)  # a state's slot may be another's before the copy is made
         with self._changed:
             self._under_way += 1
-            if op.kind is CacheOpKind.LOAD:
-                self._waiting.add(op.transfer)
+            self._waiting.add(op.transfer)
         rank = (int(op.kind is CacheOpKind.SAVE), next(self._numbers))
         self._jobs.put(_Job(rank, op, self._store.entry(op.place), parts, self._life))
 
@@ -91,7 +92,7 @@ class Carrier(Mover):
             self._failed.clear()
 
     def _cancel(self, transfer: int) -> None:
-        """A load that has not begun ends now, without being done: its block is wanted for something else."""
+        """What may still be given up ends now, without being done: its block is wanted for something else."""
         with self._changed:
             if transfer in self._waiting:
                 self._waiting.remove(transfer)
@@ -104,11 +105,16 @@ class Carrier(Mover):
             self._failed.append(transfer)
         self._changed.notify_all()
 
-    def _begins(self, job: _Job, op: CacheOp) -> bool:
+    def _wanted(self, job: _Job, op: CacheOp) -> bool:
+        """Whether a job has not been given up."""
+        return job.life == self._life and op.transfer in self._waiting
+
+    def _settled(self, job: _Job, op: CacheOp) -> bool:
         """Whether a job is still wanted, which it is then to its end."""
         with self._changed:
-            wanted = job.life == self._life and (op.kind is CacheOpKind.SAVE or op.transfer in self._waiting)
-            self._waiting.discard(op.transfer)
+            wanted = self._wanted(job, op)
+            if wanted:
+                self._waiting.remove(op.transfer)
         return wanted
 
     def close(self) -> None:
@@ -118,25 +124,34 @@ class Carrier(Mover):
         until = time.monotonic() + _CLOSING_S
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning("the store below does not answer; its files stay open as long as this process")
+            return  # a file's number may be another's once it is closed, and the thread goes on to write there
         self._store.close()
 
     def _work(self) -> None:
         while (job := self._jobs.get()).op is not None and job.entry is not None:
-            if not self._begins(job, job.op):
+            if not (self._settled(job, job.op) if job.op.kind is CacheOpKind.LOAD else self._wanted(job, job.op)):
                 continue
-            failed = not self._carried(job, job.op, job.entry)
+            try:
+                failed = not self._carried(job, job.op, job.entry)
+            except GivenUp:  # which was told then
+                continue
             with self._changed:
                 if job.life == self._life:
+                    self._waiting.discard(job.op.transfer)
                     self._end(job.op.transfer, failed=failed)
 
     def _carried(self, job: _Job, op: CacheOp, entry: Entry) -> bool:
         try:
             if op.kind is CacheOpKind.SAVE:
-                self._store.write(op.place, entry, job.parts)
+                self._store.write(op.place, entry, job.parts, partial(self._settled, job, op))
                 return True
             data = self._store.read(op.place, entry)
             if len(data) != self._pieces.sizes[op.group]:
                 raise StoreError(f"it has {len(data)} bytes instead of {self._pieces.sizes[op.group]}")
+        except GivenUp:
+            raise
         except (StoreError, OSError) as error:
             self._tell(op, error)
             return False

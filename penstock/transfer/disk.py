@@ -14,7 +14,7 @@ import shutil
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import get_ident
 from typing import Final
@@ -23,7 +23,7 @@ from penstock.config.errors import ConfigError
 from penstock.core.policies.bounded_tier import Entry
 from penstock.transfer.index import Index
 from penstock.transfer.pieces import Bytes
-from penstock.transfer.store import Described, StoreError
+from penstock.transfer.store import Described, GivenUp, StoreError, always
 
 log = logging.getLogger(__name__)
 MAGIC: Final = b"PNSTKV01"
@@ -70,6 +70,8 @@ class DiskStore(Described):
             self._lock = _locked(folder / "lock")
             self._index = Index(folder / "index")
             self._file = os.open(folder / "blocks", _FLAGS, 0o600)
+            if os.fstat(self._file).st_size > start:  # of an engine that was given more room
+                os.ftruncate(self._file, start)
         except OSError as error:
             raise ConfigError(f"--kv-disk cannot keep blocks in {folder}: {error.strerror or error}.") from None
         os.utime(folder)
@@ -90,7 +92,7 @@ class DiskStore(Described):
         except OSError as error:  # what is written there later has another digest
             log.warning("the index of %s cannot be written: %s", self._folder, error.strerror or error)
 
-    def write(self, place: int, entry: Entry, parts: Sequence[Bytes]) -> None:
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
         if time.monotonic() < self._paused_until:
             raise StoreError("the disk was full a moment ago")
         length, sum_ = 0, zlib.crc32(entry.digest)
@@ -99,6 +101,8 @@ class DiskStore(Described):
             sum_ = zlib.crc32(part, sum_)
         if length != self._sizes[entry.group]:
             raise StoreError(f"it has {length} bytes instead of {self._sizes[entry.group]}")
+        if not settled():  # what changes from here on, the sum tells
+            raise GivenUp
         start = self._place(entry.group, place)
         head = _HEAD.pack(MAGIC, length, sum_, entry.digest)
         buffers: list[Bytes] = [head, *parts]

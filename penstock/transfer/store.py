@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Protocol
 
@@ -13,6 +13,15 @@ from penstock.transfer.pieces import Bytes
 
 class StoreError(Exception):
     """A copy cannot be had; the message is a clause that says why."""
+
+
+class GivenUp(Exception):
+    """A save was given up before it was written: what it would have kept may be another block's."""
+
+
+def always() -> bool:
+    """Nobody gives it up."""
+    return True
 
 
 class Store(Protocol):
@@ -27,8 +36,18 @@ class Store(Protocol):
     def entry(self, place: int) -> Entry:
         """What was described last. Raises KeyError where that is nothing."""
 
-    def write(self, place: int, entry: Entry, parts: Sequence[Bytes]) -> None:
-        """Keeps a block. Raises StoreError or OSError where it cannot."""
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
+        """Keeps a block.
+
+        Args:
+            place, entry: where, and what it is.
+            parts: its bytes, which may change once it is given up.
+            settled: asked once, when the bytes have been read or summed up, whether it has not been given up till then.
+
+        Raises:
+            GivenUp: it was given up, and nothing was written.
+            StoreError, OSError: it cannot.
+        """
 
     def read(self, place: int, entry: Entry) -> Bytes:
         """What was written, checked; valid until this thread reads again.
@@ -71,8 +90,11 @@ class RamStore(Described):
         super().forget(place)
         self._kept.pop(place, None)
 
-    def write(self, place: int, entry: Entry, parts: Sequence[Bytes]) -> None:
-        self._kept[place] = entry.digest, b"".join(parts)
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
+        data = b"".join(parts)
+        if not settled():
+            raise GivenUp
+        self._kept[place] = entry.digest, data
 
     def read(self, place: int, entry: Entry) -> Bytes:
         digest, data = self._kept.get(place, (b"", b""))
@@ -110,9 +132,9 @@ class RamBefore:
         self._drop(place)
         self._store.forget(place)
 
-    def write(self, place: int, entry: Entry, parts: Sequence[Bytes]) -> None:
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
         data = b"".join(parts)
-        self._store.write(place, entry, (data,))
+        self._store.write(place, entry, (data,), settled)
         self._keep(place, entry, data)
 
     def read(self, place: int, entry: Entry) -> Bytes:
@@ -130,8 +152,9 @@ class RamBefore:
         self._store.close()
 
     def _keep(self, place: int, entry: Entry, data: bytes) -> None:
-        self._drop(place)
         with self._lock:
+            _, old = self._kept.pop(place, (b"", b""))  # two may have read it at the same time
+            self._size -= len(old)
             self._kept[place] = entry.digest, data
             self._size += len(data)
             while self._size > self._most:

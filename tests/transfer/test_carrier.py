@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -17,8 +19,9 @@ from penstock.core.protocol import CacheOp, CacheOpKind
 from penstock.runtime.kv_memory import KVMemory
 from penstock.startup.restart import ArrayCaches
 from penstock.transfer.carrier import Carrier
+from penstock.transfer.disk import DiskStore
 from penstock.transfer.pieces import Bytes, Pieces
-from penstock.transfer.store import RamBefore, RamStore, StoreError
+from penstock.transfer.store import RamBefore, RamStore, StoreError, always
 
 DEADLINE_S = 60.0
 SPECS = (
@@ -41,9 +44,9 @@ class GatedStore(RamStore):
         if self.fails is not None:
             raise self.fails("told to fail")
 
-    def write(self, place: int, entry: Entry, parts: Sequence[Bytes]) -> None:
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
         self._pass()
-        super().write(place, entry, parts)
+        super().write(place, entry, parts, settled)
 
     def read(self, place: int, entry: Entry) -> Bytes:
         self._pass()
@@ -195,6 +198,84 @@ def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
     assert ended(carrier, 1) == {4: True}
     assert content(memory, 0, 3) == before
     carrier.close()
+
+
+@pytest.mark.parametrize("ended_by", ["cancel", "abort", "close"])
+@pytest.mark.parametrize("kept_in", ["disk", "memory before it"])
+def test_a_save_that_was_given_up_keeps_nothing_of_what_came_after(ended_by: str, kept_in: str, tmp_path: Path) -> None:
+    """Its block is another's by then, and whoever finds the copy, be it after a restart, would take that for its own."""
+    memory = memory_of(8)
+    pieces = Pieces(memory, None)
+    begun, gate = Event(), Event()
+
+    class Gated(DiskStore):
+        def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Any = always) -> None:
+            begun.set()
+            assert gate.wait(DEADLINE_S)
+            super().write(place, entry, parts, settled)
+
+    def opened() -> DiskStore:
+        return Gated(tmp_path / "kept", pieces.sizes, [range(1 + 4 * group, 5 + 4 * group) for group in range(4)])
+
+    disk = opened()
+    store = RamBefore(disk, 1 << 20) if kept_in != "disk" else disk
+    store.describe(1, Entry(0, bytes(16), b"", Namespace("", None), (1,)))
+    carrier = Carrier(pieces, store, threads=1)
+    carrier.start(save(1, 0, 1, 1))
+    assert begun.wait(DEADLINE_S)
+    if ended_by == "cancel":
+        carrier.start(CacheOp(CacheOpKind.CANCEL, 0, 0, 0, 0, 1))
+        assert ended(carrier, 1) == {1: True}
+    elif ended_by == "abort":
+        carrier.abort()
+    else:
+        closing = threading.Thread(target=carrier.close)
+        closing.start()
+        until = time.monotonic() + DEADLINE_S
+        while not vars(carrier)["_life"]:
+            assert time.monotonic() < until
+    for array in memory.arrays(0):
+        array[1] = 0  # another's
+    gate.set()
+    if ended_by == "close":
+        closing.join()
+    else:
+        carrier.close()
+    assert not carrier.ended().finished
+    again = opened()
+    assert dict(again.found()) == {} and (tmp_path / "kept" / "blocks").stat().st_size == 0
+    again.close()
+
+
+def test_a_store_that_hangs_at_the_end_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of a file that is closed may be another file's, where the thread would go on to write."""
+    monkeypatch.setattr("penstock.transfer.carrier._CLOSING_S", 0.01)
+    memory, store = memory_of(9), GatedStore()
+    described(store)
+    closed = Event()
+    monkeypatch.setattr(store, "close", closed.set)
+    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    store.gate.clear()
+    carrier.start(save(1, 0, 1, 0))
+    while vars(carrier)["_jobs"].qsize():
+        pass
+    carrier.close()
+    assert not closed.is_set()
+    store.gate.set()
+
+
+def test_two_may_read_the_same_copy_at_once() -> None:
+    store = RamBefore(GatedStore(), 150)
+    one = Entry(0, bytes(16), b"", Namespace("", None), ())
+    other = Entry(0, bytes([1] * 16), b"", Namespace("", None), ())
+    for place, entry in enumerate((one, other)):
+        store.describe(place, entry)
+        store.write(place, entry, (bytes([place] * 100),))
+    keep = vars(RamBefore)["_keep"]
+    for _ in range(3):
+        keep(store, 0, one, bytes(100))
+        assert vars(store)["_size"] == 100
+    assert store.read(1, other) == bytes([1] * 100)
 
 
 def test_loads_come_before_saves() -> None:

@@ -174,3 +174,13 @@ def test_other_versions_go_unless_somebody_has_them(tmp_path: Path) -> None:
     assert held.is_dir() and (tmp_path / f"n-{'d' * 16}").is_dir() and not free.exists()
     theirs.close()
     other.close()
+
+
+def test_a_folder_shrinks_to_what_it_is_given(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    before = (tmp_path / "kept" / "blocks").stat().st_size
+    fewer = DiskStore(tmp_path / "kept", SIZES, (range(1, 4), range(4, 7)))
+    assert (tmp_path / "kept" / "blocks").stat().st_size == 3 * sum(map(place_bytes, SIZES)) < before
+    kept = [place for place, one in fewer.found() if one.group == 0]
+    assert kept == [1, 2, 3] and all(bytes(fewer.read(place, entry(place))) == block(place) for place in kept)
+    fewer.close()

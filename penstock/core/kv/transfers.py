@@ -98,22 +98,26 @@ class Transfers:
 
     def saving(self, group: int) -> int:
         """Blocks of a group that can be had by giving up their saves."""
-        return sum(save.group == group for save in self._abandonable()) if self._saves else 0
+        return sum(save.group == group for _, save in self._abandonable()) if self._saves else 0
 
     def abandon_saves(self) -> bool:
         """Gives up saves that no plan in flight names, so that their blocks can be evicted; whether there were any."""
         saves = list(self._abandonable())
-        for save in saves:
+        for transfer, save in saves:
             save.held = False
+            self._cancel(transfer, save.group)
             self._cache.tree.release(save.group, save.block)
         return bool(saves)
 
-    def _abandonable(self) -> Iterator[_Save]:
+    def _cancel(self, transfer: int, group: int) -> None:
+        self._cache.ops.append(CacheOp(CacheOpKind.CANCEL, group, NULL_BLOCK, NULL_BLOCK, 0, transfer))
+
+    def _abandonable(self) -> Iterator[tuple[int, _Save]]:
         pools, state = self._cache.pools, self._cache.states.group
-        for save in self._saves.values():
+        for transfer, save in self._saves.items():
             told = save.group != state and save.step <= self._cache.committed_step
             if save.held and told and pools[save.group].refs[save.block] == 2:  # the tree's and this one
-                yield save
+                yield transfer, save
 
     def load(self, sequence: TokenSequence, allocation: Allocation, nodes: Sequence[Node]) -> None:
         """Has the nodes' blocks loaded into the sequence's, which `extend` has given it."""
@@ -150,7 +154,7 @@ class Transfers:
         for transfer in allocation.transfers:
             load = self._loads[transfer]
             load.sequence = None
-            self._cache.ops.append(CacheOp(CacheOpKind.CANCEL, load.group, NULL_BLOCK, NULL_BLOCK, 0, transfer))
+            self._cancel(transfer, load.group)
             coming.add((load.group, load.block))
         allocation.transfers.clear()
         return [held for held in allocation.blocks() if held not in coming]
