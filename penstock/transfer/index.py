@@ -67,6 +67,7 @@ class Index:
             entry.key,
         ]
         with self._lock:
+            self._entries.pop(place, None)  # what was written last stands last
             self._entries[place] = entry
             self._append(record)
 
@@ -126,7 +127,9 @@ class Index:
         if not rest:
             self._entries.pop(place, None)
             return
-        self._entries[place] = _entry(*rest)
+        entry = _entry(*rest)
+        self._entries.pop(place, None)
+        self._entries[place] = entry
 
 
 def _record(place: int, entry: Entry) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.kv.node import Node
+from penstock.core.kv.node import Namespace, Node
 from penstock.core.policies import bounded_tier
 from penstock.core.policies.bounded_tier import BoundedTier, Entry, NoCatalog, restored
 from penstock.core.protocol import CacheOpKind, StepPlan
@@ -252,6 +252,39 @@ def test_a_prefix_is_found_again_by_content_in_another_process(owner: str) -> No
         assert collector.outputs[0].cached_tokens == hit
         other = replace(request(f"c{index}", [*prompt, 1]), owner=f"another {index}", cache_salt="salt")
         assert run(second, other).outputs[0].cached_tokens == 0
+
+
+def entries(owner: str | None, *blocks: tuple[int, ...]) -> list[Entry]:
+    """A prefix's copies, the first of an owner, None for everybody."""
+    tree = tiered(SlowMover(), eager=True).scheduler.cache.tree
+    node, made = None, []
+    for block in blocks:
+        namespace = Namespace("", None if owner is None or node else ("", owner))
+        node = tree.restore(node, namespace, block)
+        made.append(bounded_tier.entry_of(node, 0))
+    return made
+
+
+def test_what_is_found_again_is_what_its_digest_says_and_everything_once() -> None:
+    """A prefix of one owner stays theirs beside the same one of everybody; what is there twice is there once."""
+    stem, mine = (5, 5, 5, 5), (6, 6, 6, 6)
+    own, public = entries("me", stem, mine), entries(None, stem)
+    forged = [own[0]._replace(key=mine), own[0]._replace(key=()), own[1]._replace(parent=public[0].digest)]
+    engine = tiered(SlowMover(), eager=True)
+    cache = engine.scheduler.cache
+    tier = BoundedTier((20,), 2, cache.tree.forget_below, eager=True)
+    found = list(enumerate([*own, *public, own[0], *public, *forged[:2]], 1))
+    assert restored(cache, tier, found) == [4, 5, 6, 7]
+    engine.scheduler.check_integrity()
+    tier.check_integrity()
+    wanted = [*stem, *mine]
+    found_by = {who: cache.tree.match(Namespace("", ("", who)), wanted, 8).reach for who in ("me", "you")}
+    assert found_by == {"me": 4, "you": 4}, "what is everybody's stands before what is one's own"
+    assert [node.key for node in tier.ends(9)] == [stem, mine], "what was made last comes first"
+    second = tiered(SlowMover(), eager=True).scheduler.cache
+    tier = BoundedTier((20,), 2, second.tree.forget_below, eager=True)
+    assert restored(second, tier, list(enumerate([*public, forged[2]], 1))) == [2]
+    second.tree.check_integrity()
 
 
 def test_all_that_is_computed_is_copied_where_that_is_asked_for() -> None:

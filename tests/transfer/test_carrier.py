@@ -203,7 +203,7 @@ def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
 @pytest.mark.parametrize("ended_by", ["cancel", "abort", "close"])
 @pytest.mark.parametrize("kept_in", ["disk", "memory before it"])
 def test_a_save_that_was_given_up_keeps_nothing_of_what_came_after(ended_by: str, kept_in: str, tmp_path: Path) -> None:
-    """Its block is another's by then, and whoever finds the copy, be it after a restart, would take that for its own."""
+    """Its block is another's by then: whoever finds the copy after a restart would take that for its own."""
     memory = memory_of(8)
     pieces = Pieces(memory, None)
     begun, gate = Event(), Event()

@@ -225,10 +225,12 @@ class BoundedTier(Tier):
         self._keep(place, node, group)
         self.counters.saved += 1
 
-    def restore(self, place: int, node: Node, group: int) -> None:
-        """There is a copy of a node's block from before this process."""
-        self._free[group].remove(place)
-        self._keep(place, node, group)
+    def restore(self, copies: Iterable[tuple[int, Node, int]]) -> None:
+        """There are copies from before this process, place, node and group of each, in the order they were made."""
+        for place, node, group in copies:
+            self._keep(place, node, group)
+        for free in self._free:
+            free[:] = [place for place in free if place not in self._stored]
 
     def _keep(self, place: int, node: Node, group: int) -> None:
         self._stored[place] = _Copy(node, group)
@@ -378,18 +380,40 @@ def _before(node: Node) -> Node:
 
 
 def restored(cache: KVCache, tier: BoundedTier, found: Iterable[tuple[int, Entry]]) -> list[int]:
-    """Puts copies that are there from before into the tree; returns the places of those that nothing leads to."""
-    behind: dict[bytes, list[tuple[int, Entry]]] = {}
-    for place, entry in found:
-        behind.setdefault(entry.parent, []).append((place, entry))
+    """Puts copies that are there from before into the tree, in the order they were made.
+
+    Returns:
+        The places of those that nothing leads to, that there are two of, or that are not what their digest says: of
+        what would be another's, or everybody's, where it is put now.
+    """
+    entries = list(found)
+    behind: dict[bytes, list[Entry]] = {}
+    for _, entry in entries:
+        behind.setdefault(entry.parent, []).append(entry)
     nodes: dict[bytes, Node] = {}
-    steps = behind.pop(b"", [])
+    strays: list[Node] = []
+    steps = deque(behind.pop(b"", ()))
     while steps:
-        place, entry = steps.pop()
-        if entry.digest not in nodes:
-            nodes[entry.digest] = cache.tree.restore(nodes.get(entry.parent), entry.namespace, entry.key)
+        entry = steps.popleft()
+        if len(entry.key) != cache.block_size or entry.digest in nodes:
+            continue
+        node = cache.tree.restore(nodes.get(entry.parent), entry.namespace, entry.key)
+        if digest_of(node) == entry.digest:
+            nodes[entry.digest] = node
             steps += behind.pop(entry.digest, ())
-        node = nodes[entry.digest]
-        node.below[entry.group] = place
-        tier.restore(place, node, entry.group)
-    return [place for left in behind.values() for place, _ in left]
+        else:
+            strays.append(node)
+    copies: list[tuple[int, Node, int]] = []
+    lost: list[int] = []
+    for place, entry in entries:
+        known = nodes.get(entry.digest)
+        if known is None or entry.group in known.below:
+            lost.append(place)
+        else:
+            known.below[entry.group] = place
+            copies.append((place, known, entry.group))
+    tier.restore(copies)
+    for node in strays:
+        if node.digest not in nodes:  # it was made for what it is not
+            cache.tree.forget_below(node, -1)
+    return lost
