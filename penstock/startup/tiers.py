@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock import __version__
+from penstock.config.adapters import path_and_scale
 from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.config.environment import cache_folder
 from penstock.config.errors import ConfigError
@@ -24,7 +25,7 @@ from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, place_bytes, remove_others
 from penstock.transfer.pieces import Pieces
 from penstock.transfer.store import RamBefore, RamStore, Store
-from penstock.weights.content import content_digest
+from penstock.weights.content import content_digest, files_digest
 
 log = logging.getLogger(__name__)
 _LAYOUT: Final = 1  # of what is kept
@@ -122,11 +123,13 @@ def identity(started: Started, pieces: Pieces, notes: Path) -> str:
     """All that the numbers in a block depend on. Raises OSError if the model's files cannot be read."""
     options = started.options
     weights = content_digest(Path(started.model_path), notes, weights=options.load_format != "dummy")
-    files = [content_digest(Path(one.rpartition(":")[0] or one), notes) for one in options.control_vector]
+    vectors = (path_and_scale("--control-vector", one)[0] for one in options.control_vector)
+    files = [files_digest([Path(vector)], notes) for vector in vectors]
     facts = [
         *(_LAYOUT, ARITHMETIC_VERSION, weights, files, started.told.numbers, started.plan.max_model_len, pieces.sizes),
         [str(getattr(options, name)) for name in _DECIDE],
         options.seed if options.load_format == "dummy" else None,
-        None if options.torch_device == "cpu" else [__version__, [one.value for one in started.told.kernels]],
+        [one.value for one in started.told.kernels],
+        None if options.torch_device == "cpu" else __version__,
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

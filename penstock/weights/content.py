@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -17,11 +17,11 @@ _PIECE: Final = 1 << 20
 def checkpoint_files(model: Path) -> Iterator[Path]:
     """The files that decide what a model computes: weights and configurations."""
     files = sorted(model.iterdir()) if model.is_dir() else parts_of(model)
-    return (file for file in files if file.suffix in (".safetensors", ".gguf", ".json", ".bin"))
+    return (file for file in files if file.suffix in (".safetensors", ".gguf", ".json", ".bin") and file.is_file())
 
 
 def content_digest(model: Path, notes: Path, *, weights: bool = True) -> str:
-    """A digest of a checkpoint's files; what was read is noted in the file `notes`, which may be written or not.
+    """A digest of a checkpoint's files.
 
     Args:
         model: the folder or file.
@@ -31,12 +31,19 @@ def content_digest(model: Path, notes: Path, *, weights: bool = True) -> str:
     Raises:
         OSError: a file cannot be read.
     """
+    return files_digest((file for file in checkpoint_files(model) if weights or file.suffix == ".json"), notes)
+
+
+def files_digest(files: Iterable[Path], notes: Path) -> str:
+    """A digest of these files and their names; what was read is noted in the file `notes`, which may be written or not.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
     known = _read(notes)
     found: dict[str, str] = {}
     names = hashlib.sha256()
-    for file in checkpoint_files(model):
-        if not weights and file.suffix != ".json":
-            continue
+    for file in files:
         state = _state(file)
         found[state] = known.get(state) or _digest(file)
         names.update(f"{file.name} {found[state]}\n".encode())

@@ -20,6 +20,7 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
 from tests.models import tiny
+from tests.startup.test_control_vectors import drawn, written
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 DEADLINE_S = 60.0
@@ -172,6 +173,23 @@ def test_a_changed_model_is_not_taken_for_what_it_was(folder: Path, tmp_path: Pa
     assert cached[0] == 0 and len(list((tmp_path / "kv").glob("model-*"))) == 1, "the other version's folder is gone"
     (plain,), _, _ = life(options(folder), list(asked("abcd")))
     assert said == plain
+
+
+@pytest.mark.parametrize("given", ["~/vector:2", "{}/vector.of:mine", "{}/vector"])
+def test_a_changed_control_vector_is_not_taken_for_what_it_was(
+    given: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However its file is called, and wherever a flag's path has it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ("vector.of:mine" if "of" in given else "vector")
+    started = options(folder, control_vector=(given.format(tmp_path),))
+    below = replace(started, kv_disk=64 << 20, kv_disk_path=str(tmp_path / "kv"))
+    written(file, drawn(1))
+    life(below, list(asked("abcd")))
+    written(file, drawn(1, seed=2))
+    (said,), (cached,), _ = life(below, list(asked("abcd")))
+    assert cached[0] == 0
+    assert said == life(started, list(asked("abcd")))[0][0]
 
 
 def damage(file: Path, how: str) -> None:
