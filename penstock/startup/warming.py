@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from penstock.config.errors import RequestError
@@ -20,45 +21,45 @@ _ONE: Final = SamplingParams(max_tokens=1, temperature=0.0)
 class Idle(Protocol):
     """An engine for which there is nothing to do."""
 
-    @property
-    def has_work(self) -> bool:
-        """Whether there is any now."""
-
     def add(self, request: EngineRequest) -> bool:
         """Queues a request."""
-
-    def step(self) -> Any:
-        """Makes one step."""
 
     def pace(self) -> Pace | None:
         """How fast steps are, once that is known."""
 
 
 class Warming:
-    """Asks for one prefix at a time, as who sent it would, so that it is loaded like any other."""
+    """Asks for one prefix at a time, as who sent it would, so that it is loaded like any other.
+
+    It is asked for among the requests that come meanwhile, none of which waits for it; no client has a request of its
+    name, and so its outputs are dropped. No more is asked for once one could not be loaded, or not soon: it is computed
+    then.
+    """
 
     def __init__(self, engine: Idle, cache: KVCache, tier: BoundedTier) -> None:
         self._engine = engine
         size = cache.block_size
         room = int(cache.capacity * _SHARE)
-        self._asked: list[EngineRequest] = []
+        self._counters = tier.counters
+        self._asked: list[tuple[Node, EngineRequest]] = []
         for node in tier.ends(MOST_PREFIXES):
             request = _request(len(self._asked), node)
             if request is not None and len(request.prompt_ids) + size <= room:
                 room -= len(request.prompt_ids) + size
-                self._asked.insert(0, request)
+                self._asked.insert(0, (node, request))
 
     def __call__(self) -> bool:
-        """Loads the next prefix; False if there was none."""
-        if not self._asked:
-            return False
-        try:
-            self._engine.add(self._asked.pop())
-        except RequestError:  # of a longer context, or with other owners
-            return True
-        while self._engine.has_work:
-            self._engine.step()
-        return True
+        """Asks for the next prefix, once the one before it is there; False if there was none."""
+        if self._counters.failed or self._counters.declined:
+            self._asked.clear()
+        while self._asked:
+            node, request = self._asked.pop()
+            if not node.below:  # it was forgotten meanwhile
+                continue
+            with suppress(RequestError):  # of a longer context
+                self._engine.add(request)
+                return True
+        return False
 
 
 def _request(number: int, node: Node) -> EngineRequest | None:
@@ -77,4 +78,4 @@ def _request(number: int, node: Node) -> EngineRequest | None:
     if not plain or not isinstance(owner, tuple):
         return None
     salt, name = owner
-    return EngineRequest(f"warming {number}", (*ids, ids[-1]), _ONE, cache_salt=salt, owner=name)
+    return EngineRequest(f"\0warming {number}", (*ids, ids[-1]), _ONE, cache_salt=salt, owner=name)

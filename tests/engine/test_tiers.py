@@ -52,6 +52,8 @@ def answers(engine: Engine, requests: Sequence[EngineRequest]) -> tuple[list[Any
         engine.add(request)
         while engine.has_work:
             for output in engine.step():
+                if output.request_id != request.request_id:
+                    continue  # of what is loaded from before
                 assert output.error is None
                 said += zip(output.tokens, output.logprobs, strict=True)
                 cached += [] if output.cached_tokens is None else [output.cached_tokens]
@@ -67,6 +69,13 @@ def settled(engine: Engine) -> None:
         assert time.monotonic() < until
     engine.scheduler.check_integrity()
     tier_of(engine).check_integrity()
+
+
+def idle(engine: Engine) -> None:
+    """Nothing is asked for, for as long as there is something to prepare."""
+    while engine.prepare() or engine.has_work:
+        if engine.has_work:
+            engine.step()
 
 
 def tier_of(engine: Engine) -> BoundedTier:
@@ -241,14 +250,39 @@ def test_what_was_there_is_brought_back_while_nothing_is_asked_for(folder: Path,
     (plain,), _, _ = life(given, list(asked("abcd", "salt", "a" * 64)))
     engine, _ = build_engine(replace(given, kv_blocks=120))
     try:
-        while engine.prepare():
-            pass
+        idle(engine)
         before = tier_of(engine).counters.loaded
         assert before
         said, cached = answers(engine, list(asked("abcd", "salt", "a" * 64)))
         assert said == plain and cached[0] >= 32 and cached[2] >= 32
         assert tier_of(engine).counters.loaded == before, "all of it was in the pool"
         assert answers(engine, list(asked("efgh")))[1][0] == 0
+    finally:
+        engine.close()
+
+
+def test_what_was_forgotten_or_cannot_be_loaded_is_not_brought_back(folder: Path, tmp_path: Path) -> None:
+    """Nobody asked for it: computing it would take long."""
+    given = options(folder, kv_disk=64 << 20, kv_disk_path=str(tmp_path / "kv"))
+    life(given, list(asked("abcd")))
+    engine, _ = build_engine(replace(given, kv_blocks=120))
+    try:
+        engine.scheduler.cache.clear()
+        idle(engine)
+        assert not engine.stats().blocks_cached and not engine.stats().steps
+    finally:
+        engine.close()
+    life(given, list(asked("abcd")))
+    (kept,) = (tmp_path / "kv").glob("model-*")
+    damage(kept / "blocks", "noise")
+    engine, _ = build_engine(replace(given, kv_blocks=120))
+    try:
+        assert engine.prepare() and engine.has_work, "who comes now does not wait"
+        said, _ = answers(engine, list(asked("efgh")))
+        idle(engine)
+        assert len(said) == 4 * 6 and tier_of(engine).counters.failed
+        asks = [work for work in engine.idle_work if "_asked" in vars(work)]
+        assert len(asks) == 1 and not vars(asks[0])["_asked"]
     finally:
         engine.close()
 
