@@ -59,6 +59,13 @@ class Carrier(Mover):
         if op.kind is CacheOpKind.CANCEL:
             self._cancel(op.transfer)
             return
+        try:
+            entry = self._store.entry(op.place)
+        except KeyError:  # another's load of the same copy has found it damaged since
+            with self._changed:
+                self._under_way += 1
+                self._end(op.transfer, failed=True)
+            return
         parts: Sequence[Bytes] = ()
         if op.kind is CacheOpKind.SAVE:
             parts = self._pieces.read(op.group, op.source)
@@ -68,7 +75,7 @@ class Carrier(Mover):
             self._under_way += 1
             self._waiting.add(op.transfer)
         rank = (int(op.kind is CacheOpKind.SAVE), next(self._numbers))
-        self._jobs.put(_Job(rank, op, self._store.entry(op.place), parts, self._life))
+        self._jobs.put(_Job(rank, op, entry, parts, self._life))
 
     def ended(self, wait: float = 0.0) -> Ended:
         if not (self._under_way or self._finished):

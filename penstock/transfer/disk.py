@@ -8,7 +8,6 @@ never taken for what it is not. Nothing waits for the disk: what a crash loses i
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import shutil
 import struct
@@ -25,12 +24,13 @@ from penstock.transfer.index import Index
 from penstock.transfer.pieces import Bytes
 from penstock.transfer.store import Described, GivenUp, StoreError, always
 
-log = logging.getLogger(__name__)
 MAGIC: Final = b"PNSTKV01"
 _HEAD: Final = struct.Struct("<8sQI16s28x")
 _PAGE: Final = 4096
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_PARTS: Final = 512  # buffers of one system call
+_LOCK_S: Final = 5.0  # an engine that ends may have the folder so long
+_TRIED_EVERY_S: Final = 0.05
 _PAUSE_S: Final = 30.0  # without writing, where the disk is full
 
 
@@ -54,7 +54,6 @@ class DiskStore(Described):
             ConfigError: it cannot be made or written, or another process has it.
         """
         super().__init__()
-        self._folder = folder
         self._sizes = tuple(sizes)
         self._paused_until = 0.0
         self._buffers: dict[int, dict[int, bytearray]] = {}  # by thread and size
@@ -67,14 +66,15 @@ class DiskStore(Described):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.chmod(folder, 0o700)
-            self._lock = _locked(folder / "lock")
-            self._index = Index(folder / "index")
-            self._file = os.open(folder / "blocks", _FLAGS, 0o600)
-            if os.fstat(self._file).st_size > start:  # of an engine that was given more room
-                os.ftruncate(self._file, start)
+            self._lock = _locked(folder / "lock", _LOCK_S)
+            try:
+                self._index, self._file = Index(folder / "index"), _opened(folder / "blocks", start)
+            except BaseException:
+                os.close(self._lock)  # else this process could not try again
+                raise
+            os.utime(folder)
         except OSError as error:
             raise ConfigError(f"--kv-disk cannot keep blocks in {folder}: {error.strerror or error}.") from None
-        os.utime(folder)
 
     def found(self) -> Iterator[tuple[int, Entry]]:
         """What is there from before, as far as it can be a block of this layout."""
@@ -87,10 +87,7 @@ class DiskStore(Described):
 
     def forget(self, place: int) -> None:
         super().forget(place)
-        try:
-            self._index.drop(place)
-        except OSError as error:  # what is written there later has another digest
-            log.warning("the index of %s cannot be written: %s", self._folder, error.strerror or error)
+        self._index.drop(place)  # it may never be written: what is at the place later has another digest
 
     def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
         if time.monotonic() < self._paused_until:
@@ -160,17 +157,31 @@ class DiskStore(Described):
         return first + place * size
 
 
-def _locked(path: Path) -> int:
-    """A lock that the system takes back from the dead."""
+def _opened(path: Path, most: int) -> int:
+    """The file of blocks, which has so many bytes at most: it may be of an engine that was given more room."""
     handle = os.open(path, _FLAGS, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise ConfigError(
-            f"--kv-disk: another engine keeps blocks in {path.parent}; give each a folder of its own (--kv-disk-path)."
-        ) from None
+    if os.fstat(handle).st_size > most:
+        os.ftruncate(handle, most)
     return handle
+
+
+def _locked(path: Path, patience: float = 0.0) -> int:
+    """A lock that the system takes back from the dead, and that those who are dying have for some seconds yet."""
+    handle = os.open(path, _FLAGS, 0o600)
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError:
+            if time.monotonic() < until:
+                time.sleep(_TRIED_EVERY_S)
+                continue
+            os.close(handle)
+            raise ConfigError(
+                f"--kv-disk: another engine keeps blocks in {path.parent}; give each a folder of its own "
+                "(--kv-disk-path)."
+            ) from None
 
 
 def remove_others(folder: Path, stem: str) -> list[Path]:

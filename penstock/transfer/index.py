@@ -10,6 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -18,7 +19,7 @@ from penstock.core.kv.node import Namespace
 from penstock.core.policies.bounded_tier import Entry
 
 MOST_BYTES: Final = 1 << 30
-_MOST_LINE: Final = 1 << 16
+_MOST_LINE: Final = 1 << 20
 _SPARE_LINES: Final = 4096  # more than entries there may be before the journal is written anew
 
 Seal = Callable[[bytes], bytes]
@@ -44,6 +45,7 @@ class Index:
         self._lock = Lock()
         self._lines = 0
         self._entries: dict[int, Entry] = {}
+        self._given_up: set[int] = set()  # places, whose lines are written before the next
         self.damaged = 0
         self._read()
         self._file: Any = None
@@ -52,7 +54,7 @@ class Index:
     @property
     def entries(self) -> dict[int, Entry]:
         """What is written of places."""
-        return dict(self._entries)
+        return {place: entry for place, entry in self._entries.items() if place not in self._given_up}
 
     def put(self, place: int, entry: Entry) -> None:
         """A place has a whole copy of this now. Raises OSError."""
@@ -67,24 +69,33 @@ class Index:
             entry.key,
         ]
         with self._lock:
+            self._write_given_up()
             self._entries.pop(place, None)  # what was written last stands last
             self._entries[place] = entry
             self._append(record)
 
     def drop(self, place: int) -> None:
-        """A place has none any more. Raises OSError."""
+        """A place has none any more. Waits for nothing: it is written with the next that is put, or at the end."""
+        self._given_up.add(place)
+
+    def close(self) -> None:
+        """Ends it. What cannot be written any more is left out."""
         with self._lock:
+            with suppress(OSError):
+                self._write_given_up()
+            self._file.close()
+
+    def _write_given_up(self) -> None:
+        while self._given_up:
+            place = self._given_up.pop()
             if self._entries.pop(place, None) is not None:
                 self._append([place])
 
-    def close(self) -> None:
-        """Ends it."""
-        with self._lock:
-            self._file.close()
-
     def _append(self, record: Sequence[Any]) -> None:
         if self._lines > 2 * len(self._entries) + _SPARE_LINES:
-            self._write_anew()
+            self._lines = len(self._entries)  # where it fails, it is tried again after as many lines
+            with suppress(OSError):
+                self._write_anew()
         self._file.write(self._line(record))
         self._lines += 1
 
@@ -96,10 +107,14 @@ class Index:
         """Writes what counts alone; whatever happens meanwhile, the file is whole."""
         fresh = self._path.with_suffix(".new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
-            for place, entry in self._entries.items():
-                file.write(self._line(_record(place, entry)))
-        os.replace(fresh, self._path)
+        try:
+            with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
+                for place, entry in self._entries.items():
+                    file.write(self._line(_record(place, entry)))
+            os.replace(fresh, self._path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
         if self._file is not None:
             self._file.close()
         self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "wb", buffering=0)

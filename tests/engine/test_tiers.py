@@ -19,6 +19,7 @@ from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
+from penstock.transfer import disk
 from tests.models import tiny
 from tests.startup.test_control_vectors import drawn, written
 
@@ -287,7 +288,8 @@ def test_what_was_forgotten_or_cannot_be_loaded_is_not_brought_back(folder: Path
         engine.close()
 
 
-def test_two_engines_do_not_share_a_folder(folder: Path, tmp_path: Path) -> None:
+def test_two_engines_do_not_share_a_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_LOCK_S", 0.0)
     given = options(folder, kv_disk=64 << 20, kv_disk_path=str(tmp_path / "kv"))
     engine, _ = build_engine(given)
     try:

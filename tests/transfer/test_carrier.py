@@ -278,6 +278,16 @@ def test_two_may_read_the_same_copy_at_once() -> None:
     assert store.read(1, other) == bytes([1] * 100)
 
 
+def test_a_copy_that_was_forgotten_before_its_load_began_is_a_load_that_failed() -> None:
+    memory, store = memory_of(10), GatedStore()
+    described(store)
+    carrier = Carrier(Pieces(memory, None), store)
+    store.forget(3)
+    carrier.start(load(1, 3, 2, 3))
+    assert ended(carrier, 1) == {1: False}
+    carrier.close()
+
+
 def test_loads_come_before_saves() -> None:
     memory, store = memory_of(6), GatedStore()
     described(store)

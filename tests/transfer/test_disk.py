@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.core.kv.node import Namespace
 from penstock.core.policies.bounded_tier import Entry
+from penstock.transfer import disk
 from penstock.transfer.disk import DiskStore, place_bytes, remove_others
 from penstock.transfer.store import StoreError
 
@@ -156,7 +158,8 @@ def test_links_are_not_followed(name: str, tmp_path: Path) -> None:
     assert target.read_bytes() == b"precious"
 
 
-def test_a_folder_is_one_processs(tmp_path: Path) -> None:
+def test_a_folder_is_one_processs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_LOCK_S", 0.1)
     store = opened(tmp_path)
     with pytest.raises(ConfigError, match="another engine keeps blocks in"):
         opened(tmp_path)
@@ -184,3 +187,25 @@ def test_a_folder_shrinks_to_what_it_is_given(tmp_path: Path) -> None:
     kept = [place for place, one in fewer.found() if one.group == 0]
     assert kept == [1, 2, 3] and all(bytes(fewer.read(place, entry(place))) == block(place) for place in kept)
     fewer.close()
+
+
+def test_an_engine_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+    first = filled(tmp_path)
+    found: list[DiskStore] = []
+    second = threading.Thread(target=lambda: found.append(opened(tmp_path)))
+    second.start()
+    first.close()
+    second.join()
+    assert len(dict(found[0].found())) == 16
+    found[0].close()
+
+
+def test_a_folder_that_cannot_be_used_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_LOCK_S", 0.0)
+    filled(tmp_path).close()
+    (tmp_path / "kept" / "index.new").mkdir()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="cannot keep blocks in"):
+            opened(tmp_path)
+    (tmp_path / "kept" / "index.new").rmdir()
+    opened(tmp_path).close()

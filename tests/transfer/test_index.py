@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import zlib
@@ -125,3 +126,43 @@ def test_lines_can_be_sealed(tmp_path: Path) -> None:
     plain = Index(tmp_path / "index")
     assert not plain.entries and plain.damaged == 1
     plain.close()
+
+
+def test_the_longest_keys_are_read_again(tmp_path: Path) -> None:
+    """Those of tokens behind four activated adapters, in a block of 256."""
+    key = tuple(int.from_bytes(b"\x02" * 300, "big") << 1024 | token for token in range(256))
+    index = Index(tmp_path / "index")
+    index.put(1, entry(1)._replace(key=key))
+    index.close()
+    again = Index(tmp_path / "index")
+    assert again.entries[1].key == key and not again.damaged
+    again.close()
+
+
+def test_who_gives_a_place_up_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a full one make the journal be written anew again and again."""
+    monkeypatch.setattr(module, "_SPARE_LINES", 10)
+    index = Index(tmp_path / "index")
+    for place in range(40):
+        index.put(place, entry(place))
+    tried: list[None] = []
+
+    def full(*_: object) -> None:
+        tried.append(None)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as there:
+        there.setattr(os, "replace", full)
+        before = (tmp_path / "index").stat().st_size
+        for place in range(20):
+            index.drop(place)
+        assert (tmp_path / "index").stat().st_size == before and len(index.entries) == 20
+        for number in range(200):
+            index.put(50, entry(number))
+        assert 1 <= len(tried) <= 8 and not (tmp_path / "index.new").exists()
+    index.put(50, entry(1))
+    kept = index.entries
+    index.close()
+    again = Index(tmp_path / "index")
+    assert again.entries == kept and len(kept) == 21
+    again.close()
