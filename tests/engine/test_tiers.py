@@ -260,6 +260,21 @@ def test_a_tier_that_cannot_be_had_is_refused(given: dict[str, Any], said: str, 
         build_engine(options(folder, **{"kv_disk_path": str(tmp_path / "kv"), **given}))
 
 
+def test_what_lies_below_is_told(folder: Path, tmp_path: Path) -> None:
+    engine, _ = build_engine(options(folder, kv_ram=64 << 20))
+    try:
+        answers(engine, list(asked("abc")))
+        stats, tier = engine.stats(), tier_of(engine)
+        assert stats.kv_below_blocks == tier.copies == dict(stats.kv_below)["saved"] > 0
+        assert stats.kv_below_places == len(tier.places[0]) > stats.kv_below_blocks
+    finally:
+        engine.close()
+    plain, _ = build_engine(options(folder))
+    stats = plain.stats()
+    assert (stats.kv_below, stats.kv_below_blocks, stats.kv_below_places) == ((), 0, 0)
+    plain.close()
+
+
 def test_only_this_user_may_read_what_is_kept(folder: Path, tmp_path: Path) -> None:
     life(options(folder, kv_disk=64 << 20, kv_disk_path=str(tmp_path / "kv")), list(asked("a")))
     (kept,) = (tmp_path / "kv").glob("model-*")
