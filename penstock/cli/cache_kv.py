@@ -94,7 +94,8 @@ def show_chains(
         )  # fmt: skip
         if as_json:
             continue
-        typer.echo(f"{_plain(kept.name)}: {len(found)} prefixes, {kept.tokens} tokens in {kept.blocks} blocks")
+        prefixes = "1 prefix" if len(found) == 1 else f"{len(found)} prefixes"
+        typer.echo(f"{_plain(kept.name)}: {prefixes}, {kept.tokens} tokens in {kept.blocks} blocks")
         longest = [(str(n), str(chain.tokens), str(chain.blocks)) for n, chain in enumerate(found[:most], 1)]
         print_table("", ("NUMBER", "TOKENS", "BLOCKS"), longest, numbers=True)
         for count, what in ((lost, "blocks that nothing leads to"), (kept.damaged_lines, "damaged lines of the index")):

@@ -7,8 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.config.engine_stats import EngineStats
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu import native
+from penstock.server.dialects.cache import _told
+from penstock.server.metrics import EngineFigures
 from tests.server.support import Serving, until
 from tests.server.test_owners import KEYS, concierge
 
@@ -20,6 +23,14 @@ def told(server: Serving) -> tuple[dict[str, Any], str]:
     assert answer.status_code == 200 and answer.json()["object"] == "list"
     (one,) = answer.json()["data"]
     return one, answer.text
+
+
+def test_what_is_zero_is_told() -> None:
+    stats = EngineStats(kv_below=(("saved", 3),), kv_below_places=9, kv_below_blocks=3)
+    below = _told("m", EngineFigures(stats, {"block_size": "16"}))["below"]
+    assert below == {
+        "places": 9, "blocks": 3, "saved": 3, "loaded": 0, "failed": 0, "dropped": 0, "declined": 0, "failed_loads": 0,
+    }  # fmt: skip
 
 
 @pytest.mark.skipif(not native.available(), reason="the native library is not built")

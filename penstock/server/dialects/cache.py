@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from penstock.core.policies.bounded_tier import TierCounters
 from penstock.server.context import ServerContext
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
@@ -30,6 +32,7 @@ def _told(model: str, figures: EngineFigures) -> dict[str, Any]:
     below = {
         "places": stats.kv_below_places,
         "blocks": stats.kv_below_blocks,
+        **asdict(TierCounters()),  # sums over restarts leave out what is 0
         **dict(stats.kv_below),
         "failed_loads": stats.failed_loads,
     }
