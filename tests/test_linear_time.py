@@ -27,7 +27,7 @@ ELSEWHERE = {
         "text.gguf_fields", "text.gguf_vocab", "text.length", "text.tokenizer_check", "text.vocabulary_file",
         "text.grammar.closed", "text.grammar.lark", "text.parsers.calls",
         "text.parsers.stream", "text.parsers.values", "text.parsers.events", "text.parsers.reading",
-        "text.sampled_texts",
+        "text.retold", "text.sampled_texts",
         "weights.readers.gguf", "weights.readers.gguf_companions", "weights.readers.gguf_names",
         "weights.readers.modules", "weights.readers.tied",
     ),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.cache_kv import app as kv
 from penstock.cli.command import Command, near
 from penstock.cli.options import parse_bytes
 from penstock.config.environment import pack_folder, read_environment
@@ -17,7 +18,12 @@ from penstock.config.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.weights.kept_files import KeptModel
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="List or remove what is kept for faster starts.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="List or remove what is kept for faster starts; `cache kv`: what --kv-disk keeps of prompts.",
+)
+app.add_typer(kv, name="kv")
 Folder = Annotated[
     str | None, typer.Option("--pack-cache", metavar="FOLDER", help="The folder. Default: as for serve and run.")
 ]

@@ -47,7 +47,7 @@ COMMANDS = (
     ("ps", "List the models that a running server has loaded."),
     ("stop", "Have a running server unload a model."),
     ("prune", "Remove what no model needs, and what came of pulls that were given up."),
-    ("cache", "List or remove what is kept of models for faster starts."),
+    ("cache", "List or remove what is kept of models and prompts for faster starts and answers."),
     ("man", "Show the manual page."),
     ("config", "Show every setting of a command, and what set it."),
 )
@@ -96,8 +96,17 @@ def load_command(name: str) -> Any:
 def commands_of() -> Iterator[Any]:
     """Every command that takes flags."""
     for name, _ in COMMANDS:
-        command = load_command(name)
-        yield from getattr(command, "commands", {name: command}).values()
+        yield from (command for _, command in below(name, load_command(name)))
+
+
+def below(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """The commands of a group, with the words that call them; or a command itself."""
+    commands = getattr(command, "commands", None)
+    if commands is None:
+        yield name, command
+        return
+    for word, found in commands.items():
+        yield from below(f"{name} {word}", found)
 
 
 def _failure(error: Exception) -> typer.Exit:

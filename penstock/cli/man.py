@@ -29,6 +29,7 @@ _VARIABLES: Final = (
 _FILES: Final = (
     ("~/.local/share/penstock/models", "Models that were pulled, created or imported."),
     ("~/.cache/penstock/packed", "What is kept of models for faster starts; `penstock cache` lists and removes it."),
+    ("~/.cache/penstock/kv", "What --kv-disk keeps of prompts; `penstock cache kv` lists, checks and removes it."),
     ("~/.local/state/penstock/history", "Lines that were typed to `penstock run`."),
 )
 _EXAMPLES: Final = (
@@ -51,9 +52,9 @@ def man() -> None:
 
 def manual_page() -> str:
     """The page of penstock(1) in the macros of man(7)."""
-    from penstock.cli.main import COMMANDS, ONE_LINE
+    from penstock.cli.main import COMMANDS, ONE_LINE, below, load_command
 
-    commands = {name: list(_commands_of(name)) for name, _ in COMMANDS}
+    commands = {name: list(below(name, load_command(name))) for name, _ in COMMANDS}
     lines = [
         f'.TH PENSTOCK 1 "" "Penstock {__version__}" "User Commands"',
         *(".SH NAME", rf"penstock \- {_text(ONE_LINE)}"),
@@ -73,18 +74,6 @@ def manual_page() -> str:
             lines += [".TP", rf"\fB{_text(name)}\fR", _text(text)]
     lines += [".SH EXIT STATUS", "0 on success, 1 if the work failed, 2 if a command or flag is wrong."]
     return "\n".join(lines) + "\n"
-
-
-def _commands_of(name: str) -> Iterator[tuple[str, Any]]:
-    from penstock.cli.main import load_command
-
-    command = load_command(name)
-    below = getattr(command, "commands", None)
-    if below is None:
-        yield name, command
-        return
-    for sub, found in below.items():
-        yield f"{name} {sub}", found
 
 
 def _arguments(command: Any) -> str:

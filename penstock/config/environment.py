@@ -256,6 +256,15 @@ def pack_folder(setting: str) -> Path | None:
         return None
 
 
+def kv_folder(setting: str | None) -> Path:
+    """Where folders of copies of blocks are; `setting` is EngineOptions.kv_disk_path.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    return Path(setting).expanduser() if setting else cache_folder() / "kv"
+
+
 def settle_torch() -> None:
     """Sets what torch's libraries read from the environment when they load; call it before torch is imported.
 

@@ -11,7 +11,7 @@ from penstock.config.engine_stats import EngineStats
 GAUGES: Final = frozenset(
     {
         *("running", "waiting", "waiting_tokens", "waiting_seconds", "slots_used", "slots_allocated"),
-        *("blocks_used", "blocks_cached", "blocks_total", "paused"),
+        *("blocks_used", "blocks_cached", "blocks_total", "kv_below_blocks", "kv_below_places", "paused"),
         *("accepted_now", "accepted_usually"),
     }
 )

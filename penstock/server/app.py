@@ -35,6 +35,7 @@ from penstock.server.context import ModelContext, ServedModels, ServerContext
 from penstock.server.dialects.adapters import ADAPTER_BODIES, adapters_router
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
+from penstock.server.dialects.cache import cache_router
 from penstock.server.dialects.chat_control import ControlBody, RunningChats, chat_control_router
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.conversations.routes import conversations_router
@@ -337,6 +338,7 @@ def _include(
     description = _Description(app, context, options)
     app.openapi = description.now  # type: ignore[method-assign]
     app.include_router(_operator_router(context, description), tags=["Operation"])
+    app.include_router(cache_router(context), tags=["Operation"])
     app.include_router(engine_control_router(context, admins), tags=["Operation"])
     app.include_router(engine_sleep_router(context, admins), tags=["Operation"])
     app.include_router(web_router(page=options.page), tags=["Pages"])

@@ -33,6 +33,7 @@ from penstock.server.siblings import Siblings
 if TYPE_CHECKING:
     from penstock.engine.api import EngineClient
     from penstock.engine.frontend import Frontend
+    from penstock.host.front_messages import Figures
     from penstock.host.model_host import KeepAlive, Lease, ModelHost
     from penstock.server.adapter_fields import AdapterScale
     from penstock.server.tools.connected import ServerTools
@@ -248,15 +249,24 @@ class ServerContext:
         figures = {name: EngineFigures(stats) for name, stats in own.items()}
         return await asyncio.to_thread(self.metrics.render, figures)
 
+    async def all_figures(self) -> Mapping[str, EngineFigures]:
+        """As `figures`, where there are several HTTP processes too. Raises HttpError as `exposition`."""
+        return await self.figures() if self.siblings is None else self._of_engines(await self.siblings.figures())
+
+    def _of_engines(self, told: Figures) -> dict[str, EngineFigures]:
+        engines = self.models.engines()
+        return {
+            name: EngineFigures(stats, _cache(engines[name]) if name in engines else {})
+            for name, stats in told.stats.items()
+        }
+
     async def _of_all(self, siblings: Siblings) -> bytes:
         told = await siblings.figures()
-        host, engines = self.models.host, self.models.engines()
+        host = self.models.host
         of_engines = Metrics()  # nothing but what engines and the host tell
-        figures = {}
-        for name, stats in told.stats.items():
+        figures = self._of_engines(told)
+        for name in figures:
             of_engines.model(name)
-            cache = _cache(engines[name]) if name in engines else {}
-            figures[name] = EngineFigures(stats, cache)
         for entry in () if host is None else host.entries():
             known = figures.get(entry.name, EngineFigures())
             figures[entry.name] = replace(known, memory=entry.planned, loads=entry.loads)

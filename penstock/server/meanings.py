@@ -21,6 +21,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "add_generation_prompt": "Whether the prompt ends with the beginning of the model's turn. Default: it does.",
         "lora": "Adapters by their ids, as GET /lora-adapters lists them, and how much of each counts.",
         "scale": "How much of the adapter counts: 1 for all, 0 for nothing.",
+        "id_slot": "The slot in which prompt and answer are left, for POST /slots/{id} to save.",
         "lora_path": "The name of the adapter to answer with.",
         "lora_name": "The adapter's name, which requests send as their model.",
         "base_model_name": "The model that the adapter belongs to, where several are served.",

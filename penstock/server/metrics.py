@@ -290,6 +290,8 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         ("kv_cache_usage_ratio", "KV blocks in use by sequences, of all (0 to 1).", used),
         ("kv_blocks_cached", "KV blocks held by the prefix tree only.", stats.blocks_cached),
         ("kv_blocks_total", "KV blocks.", stats.blocks_total),
+        ("kv_below_blocks", "Copies of KV blocks in the tier below.", stats.kv_below_blocks),
+        ("kv_below_places", "Copies that the tier below has room for.", stats.kv_below_places),
         ("kv_slots_used", "Token slots written by running sequences.", stats.slots_used),
         ("kv_slots_allocated", "Token slots allocated to running sequences.", stats.slots_allocated),
         ("spec_decode_accepted_now", "Accepted drafts of a proposal that was verified, of late.", stats.accepted_now),

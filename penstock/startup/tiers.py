@@ -13,7 +13,7 @@ from typing import Final
 from penstock import __version__
 from penstock.config.adapters import path_and_scale
 from penstock.config.arithmetic import ARITHMETIC_VERSION
-from penstock.config.environment import cache_folder
+from penstock.config.environment import kv_folder
 from penstock.config.errors import ConfigError
 from penstock.core.kv.cache import KVCache
 from penstock.core.policies.bounded_tier import BoundedTier, restored
@@ -22,8 +22,9 @@ from penstock.startup.memory_plan import format_bytes
 from penstock.startup.started import Started
 from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
-from penstock.transfer.disk import DiskStore, place_bytes, remove_others
+from penstock.transfer.disk import DiskStore, remove_others
 from penstock.transfer.pieces import Pieces
+from penstock.transfer.places import place_bytes
 from penstock.transfer.store import RamBefore, RamStore, Store
 from penstock.weights.content import content_digest, files_digest
 
@@ -65,7 +66,8 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
     ranges = [range(1 + g * places, 1 + (g + 1) * places) for g in range(len(pieces.sizes))]
     store: Store = RamStore()
     if options.kv_disk:
-        store = DiskStore(disk_folder(started, pieces), pieces.sizes, ranges)
+        folder, name = disk_folder(started, pieces), options.served_model_name or ""
+        store = DiskStore(folder, pieces.sizes, ranges, model=name, block_size=options.block_size)
         if options.kv_ram:
             store = RamBefore(store, options.kv_ram)
     tier = BoundedTier(
@@ -105,7 +107,7 @@ def disk_folder(started: Started, pieces: Pieces) -> Path:
     """
     options = started.options
     try:
-        base = Path(options.kv_disk_path).expanduser() if options.kv_disk_path else cache_folder() / "kv"
+        base = kv_folder(options.kv_disk_path)
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         place = hashlib.sha256(str(Path(started.model_path).resolve()).encode()).hexdigest()
         name = re.sub(r"[^A-Za-z0-9._-]", "_", options.served_model_name or "model")[:80] + f"-{place[:8]}"

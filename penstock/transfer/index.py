@@ -41,13 +41,11 @@ class Index:
         not its own.
         """
         self._path = path
-        self._seal, self._unseal = seal, unseal
+        self._seal = seal
         self._lock = Lock()
         self._lines = 0
-        self._entries: dict[int, Entry] = {}
         self._given_up: set[int] = set()  # places, whose lines are written before the next
-        self.damaged = 0
-        self._read()
+        self._entries, self.damaged = read_entries(path, unseal)
         self._file: Any = None
         self._write_anew()
 
@@ -120,31 +118,41 @@ class Index:
         self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "wb", buffering=0)
         self._lines = len(self._entries)
 
-    def _read(self) -> None:
-        try:
-            file = os.fdopen(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")
-        except FileNotFoundError:
-            return
-        with file:
-            for line in _lines(file):
-                try:
-                    self._take(line)
-                except (ValueError, TypeError, RecursionError):
-                    self.damaged += 1
 
-    def _take(self, line: bytes) -> None:
-        sum_, space, text = line.rstrip(b"\n").partition(b" ")
-        if not space or int(sum_, 16) != zlib.crc32(text):
-            raise ValueError("its checksum is another")
-        place, *rest = json.loads(self._unseal(text))
-        if type(place) is not int:
-            raise ValueError("a place is a number")
-        if not rest:
-            self._entries.pop(place, None)
-            return
-        entry = _entry(*rest)
-        self._entries.pop(place, None)
-        self._entries[place] = entry
+def read_entries(path: Path, unseal: Seal = _plain) -> tuple[dict[int, Entry], int]:
+    """What a journal says of places, and how many of its lines could not be used; the file stays as it is.
+
+    Raises:
+        OSError: it is there and cannot be read.
+    """
+    entries: dict[int, Entry] = {}
+    damaged = 0
+    try:  # without waiting for a writer, if it is a pipe
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    except FileNotFoundError:
+        return entries, damaged
+    with file:
+        for line in _lines(file):
+            try:
+                _take(line, unseal, entries)
+            except (ValueError, TypeError, RecursionError):
+                damaged += 1
+    return entries, damaged
+
+
+def _take(line: bytes, unseal: Seal, entries: dict[int, Entry]) -> None:
+    sum_, space, text = line.rstrip(b"\n").partition(b" ")
+    if not space or int(sum_, 16) != zlib.crc32(text):
+        raise ValueError("its checksum is another")
+    place, *rest = json.loads(unseal(text))
+    if type(place) is not int:
+        raise ValueError("a place is a number")
+    if not rest:
+        entries.pop(place, None)
+        return
+    entry = _entry(*rest)
+    entries.pop(place, None)
+    entries[place] = entry
 
 
 def _record(place: int, entry: Entry) -> list[Any]:

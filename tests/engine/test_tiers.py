@@ -235,11 +235,12 @@ def test_a_store_that_fails_costs_nothing_but_time(folder: Path, tmp_path: Path)
     engine, _ = build_engine(given)
     try:
         store = vars(engine.runner.mover)["_store"]  # type: ignore[attr-defined]
-        os.close(vars(store)["_file"])
+        file = vars(vars(store)["_file"])
+        os.close(file["_file"])
         said, cached = answers(engine, list(asked("abcd")))
         assert said == plain and cached[0] > 0, "it was found, and was not there"
         assert tier_of(engine).counters.failed and engine.stats().failed_loads
-        vars(store)["_file"] = os.open(os.devnull, os.O_RDONLY)
+        file["_file"] = os.open(os.devnull, os.O_RDONLY)
         assert answers(engine, list(asked("efgh")))[0] == plain
     finally:
         engine.close()
@@ -312,6 +313,21 @@ def test_two_engines_do_not_share_a_folder(folder: Path, tmp_path: Path, monkeyp
 def test_a_tier_that_cannot_be_had_is_refused(given: dict[str, Any], said: str, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         build_engine(options(folder, **{"kv_disk_path": str(tmp_path / "kv"), **given}))
+
+
+def test_what_lies_below_is_told(folder: Path, tmp_path: Path) -> None:
+    engine, _ = build_engine(options(folder, kv_ram=64 << 20))
+    try:
+        answers(engine, list(asked("abc")))
+        stats, tier = engine.stats(), tier_of(engine)
+        assert stats.kv_below_blocks == tier.copies == dict(stats.kv_below)["saved"] > 0
+        assert stats.kv_below_places == len(tier.places[0]) > stats.kv_below_blocks
+    finally:
+        engine.close()
+    plain, _ = build_engine(options(folder))
+    stats = plain.stats()
+    assert (stats.kv_below, stats.kv_below_blocks, stats.kv_below_places) == ((), 0, 0)
+    plain.close()
 
 
 def test_only_this_user_may_read_what_is_kept(folder: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ OPERATIONS = [
     *(("POST", path, 8) for path in ("/v1/embeddings", "/pooling", "/classify", "/rerank", "/score")),
     *(("POST", path, 5) for path in ("/v1/classify", "/v1/rerank", "/v2/rerank", "/v2/embed", "/v1/score")),
     *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/requests", "/docs", "/openapi.json")),
-    *(("GET", path, 2) for path in ("/livez", "/readyz", "/health", "/web/{name}")),
+    *(("GET", path, 2) for path in ("/v1/cache", "/livez", "/readyz", "/health", "/web/{name}")),
 ]
 
 

@@ -15,7 +15,8 @@ from penstock.config.errors import ConfigError
 from penstock.core.kv.node import Namespace
 from penstock.core.policies.bounded_tier import Entry
 from penstock.transfer import disk
-from penstock.transfer.disk import DiskStore, place_bytes, remove_others
+from penstock.transfer.disk import DiskStore, remove_others
+from penstock.transfer.places import place_bytes
 from penstock.transfer.store import StoreError
 
 SIZES = (100, 5000)

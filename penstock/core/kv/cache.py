@@ -118,7 +118,7 @@ class KVCache:
             "blocks_used": total - free - cached,
             "blocks_cached": cached,
             "blocks_total": total,
-            "kv_below": self.transfers.tier.figures(),
+            **self.transfers.tier.figures(),
             "slots_used": sum(computed - table.live_from * self.block_size for computed, table in tables),
             "slots_allocated": sum(table.held for _, table in tables) * self.block_size,
         }

@@ -5,8 +5,8 @@ The prefix tree is the index: a node whose only copy lies below stays in it, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.kv.node import Node
 
@@ -51,9 +51,9 @@ class Tier:
         """Whether loading these nodes, which go on from `start` tokens, is sooner done than computing them."""
         return True
 
-    def figures(self) -> tuple[tuple[str, int], ...]:
-        """What it counts, by name."""
-        return ()
+    def figures(self) -> Mapping[str, Any]:
+        """What it has and counts, by the names of EngineStats."""
+        return {}
 
     def open(self, place: int) -> float:
         """A load reads the copy at a place: nobody may write there until it is closed as often.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import islice
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.core.kv.node import Key, Namespace, Node
 from penstock.core.kv.tier import Tier
@@ -189,8 +189,12 @@ class BoundedTier(Tier):
         last = (copy.node for copy in reversed(self._stored.values()))
         return list(islice((node for node in last if not any(child.below for child in node.children.values())), most))
 
-    def figures(self) -> tuple[tuple[str, int], ...]:
-        return tuple(asdict(self.counters).items())
+    def figures(self) -> Mapping[str, Any]:
+        return {
+            "kv_below": tuple(asdict(self.counters).items()),
+            "kv_below_blocks": self.copies,
+            "kv_below_places": sum(map(len, self._places)),
+        }
 
     # -- what goes down -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,141 @@
+"""A folder of copies: the names of its files, what it tells of itself, and the lock of who has it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.config.errors import ConfigError
+
+ABOUT: Final = "about.json"
+BLOCKS: Final = "blocks"
+INDEX: Final = "index"
+LOCK: Final = "lock"
+_FRESH: Final = "about.new"
+FILES: Final = (ABOUT, _FRESH, BLOCKS, INDEX, "index.new", LOCK)
+"""All that a folder of copies has; the lock last, since whoever removes the others holds it."""
+_MOST_ABOUT: Final = 1 << 16
+_MOST_GROUPS: Final = 256
+_MOST_NUMBER: Final = 1 << 50
+_LOOKED_AT_S: Final = 0.2  # a lock is waited for so long, since whoever lists folders tries it for a moment
+_AGAIN_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a folder tells of itself.
+
+    Attributes:
+        model: as it was served.
+        block_size: tokens of a block.
+        sizes: bytes of a block, by cache group.
+        places: their numbers, by group.
+        opened: when an engine took it, seconds since 1970.
+    """
+
+    model: str
+    block_size: int
+    sizes: tuple[int, ...]
+    places: tuple[range, ...]
+    opened: float = 0.0
+
+
+def write_about(folder: Path, about: About) -> None:
+    """Whatever happens meanwhile, the file is whole. Raises OSError."""
+    told = {
+        "model": about.model,
+        "block_size": about.block_size,
+        "sizes": about.sizes,
+        "places": [[numbers.start, len(numbers)] for numbers in about.places],
+        "opened": about.opened,
+    }
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(folder / _FRESH, flags, 0o600), "wb") as file:
+        file.write(json.dumps(told).encode())
+    os.replace(folder / _FRESH, folder / ABOUT)
+
+
+def read_about(folder: Path) -> About | None:
+    """None where nothing is told, or nothing that can be so."""
+    try:
+        with os.fdopen(
+            os.open(folder / ABOUT, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"
+        ) as file:
+            return _about(json.loads(file.read(_MOST_ABOUT)))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _about(told: Any) -> About:
+    """Raises ValueError, TypeError or KeyError for what is none."""
+    model, opened = told["model"], told["opened"]
+    sizes, places = told["sizes"], [tuple(pair) for pair in told["places"]]
+    if not isinstance(model, str) or type(opened) not in (int, float):
+        raise ValueError("a model has a name, and a time is a number")
+    if not 0 < len(sizes) == len(places) <= _MOST_GROUPS or any(len(pair) != 2 for pair in places):
+        raise ValueError("each group has a size and places")
+    numbers = [told["block_size"], *sizes, *(number for pair in places for number in pair)]
+    if any(type(number) is not int or not 0 <= number <= _MOST_NUMBER for number in numbers):
+        raise ValueError("sizes and places are numbers")
+    ranges = tuple(range(first, first + count) for first, count in places)
+    return About(model, told["block_size"], tuple(sizes), ranges, float(opened))
+
+
+def lock(path: Path, patience: float = _LOOKED_AT_S) -> int:
+    """Takes a folder's lock, which the system takes back from the dead; those who are dying have it for some seconds.
+
+    Raises:
+        ConfigError: somebody has it.
+        OSError: it cannot be made.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    until = time.monotonic() + patience
+    while not _taken(handle, fcntl.LOCK_EX):
+        if time.monotonic() > until:
+            os.close(handle)
+            raise ConfigError(
+                f"--kv-disk: another engine keeps blocks in {path.parent}, or `penstock cache kv verify` reads them; "
+                "give each engine a folder of its own (--kv-disk-path)."
+            )
+        time.sleep(_AGAIN_S)
+    return handle
+
+
+def try_lock(folder: Path, *, alone: bool = False) -> int | None:
+    """A folder's lock, shared with others that read unless `alone`; None if an engine has it or that is not known."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if _taken(handle, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+        return handle
+    os.close(handle)
+    return None
+
+
+def _taken(handle: int, how: int) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def remove_files(folder: Path) -> Sequence[str]:
+    """Removes what a folder of copies has, and the folder; returns the names of what else lies in it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    others = sorted({file.name for file in folder.iterdir()} - {*FILES})
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    if not others:
+        folder.rmdir()
+    return others

@@ -1,0 +1,125 @@
+"""A file of places of equal size a group, in each of which a copy of a block may lie.
+
+A place begins with a head of 64 bytes: a magic, the length of what follows, its CRC-32 that begins with the entry's
+digest, and that digest. So a copy that was written halfway, damaged, or is another block's than the index says is
+never taken for what it is not.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import get_ident
+from typing import Final
+
+from penstock.core.policies.bounded_tier import Entry
+from penstock.transfer.pieces import Bytes
+from penstock.transfer.store import GivenUp, StoreError, always
+
+MAGIC: Final = b"PNSTKV01"
+_HEAD: Final = struct.Struct("<8sQI16s28x")
+_PAGE: Final = 4096
+_WRITTEN: Final = os.O_RDWR | os.O_CREAT
+_MOST_PARTS: Final = 512  # buffers of one system call
+
+
+def place_bytes(size: int) -> int:
+    """What a block of so many bytes takes on disk."""
+    return -(-(size + _HEAD.size) // _PAGE) * _PAGE
+
+
+class PlacesFile:
+    """Reads and writes copies. Called by several threads, but for no place by two at once."""
+
+    def __init__(self, path: Path, sizes: Sequence[int], places: Sequence[range], *, read_only: bool = False) -> None:
+        """Opens it, and makes it where it is not there, unless `read_only`. Raises OSError.
+
+        Args:
+            path: where it is.
+            sizes: bytes of a block, by group.
+            places: their numbers, by group.
+            read_only: nothing is written.
+        """
+        self._sizes, self._ranges = tuple(sizes), tuple(places)
+        self._buffers: dict[int, dict[int, bytearray]] = {}  # by thread and size
+        self._starts: list[tuple[int, int]] = []  # by group, the first byte and the bytes of a place
+        start = 0
+        for size, numbers in zip(sizes, places, strict=True):
+            self._starts.append((start - numbers.start * place_bytes(size), place_bytes(size)))
+            start += len(numbers) * place_bytes(size)
+        how = os.O_RDONLY | os.O_NONBLOCK if read_only else _WRITTEN
+        self._file = os.open(path, how | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if not read_only and os.fstat(self._file).st_size > start:  # of an engine that was given more room
+            os.ftruncate(self._file, start)
+
+    def has(self, place: int, group: int) -> bool:
+        """Whether this is a place of a group."""
+        return 0 <= group < len(self._ranges) and place in self._ranges[group]
+
+    def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
+        """Keeps a block, if `settled` says after its sum was made that its bytes were nobody else's meanwhile.
+
+        Raises:
+            StoreError, GivenUp, OSError: it has another size; it was given up; it cannot be written.
+        """
+        length, sum_ = 0, zlib.crc32(entry.digest)
+        for part in parts:
+            length += len(part)
+            sum_ = zlib.crc32(part, sum_)
+        if length != self._sizes[entry.group]:
+            raise StoreError(f"it has {length} bytes instead of {self._sizes[entry.group]}")
+        if not settled():  # what changes from here on, the sum tells
+            raise GivenUp
+        start = self._place(entry.group, place)
+        head = _HEAD.pack(MAGIC, length, sum_, entry.digest)
+        buffers: list[Bytes] = [head, *parts]
+        for first in range(0, len(buffers), _MOST_PARTS):
+            start = self._write(buffers[first : first + _MOST_PARTS], start)
+
+    def _write(self, buffers: list[Bytes], start: int) -> int:
+        views = [memoryview(one).cast("B") for one in buffers]
+        while views:
+            count = os.pwritev(self._file, views, start)
+            start += count
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if views and count:
+                views[0] = views[0][count:]
+        return start
+
+    def read(self, place: int, entry: Entry) -> Bytes:
+        """What was written, valid until this thread reads again. Raises StoreError if it is not that, OSError."""
+        size = self._sizes[entry.group]
+        data = self._buffer(_HEAD.size + size)
+        view, start = memoryview(data), self._place(entry.group, place)
+        done = 0
+        while done < len(data):
+            count = os.preadv(self._file, [view[done:]], start + done)
+            if not count:
+                raise StoreError("its file is too short")
+            done += count
+        magic, length, sum_, digest = _HEAD.unpack_from(data)
+        if (magic, length, digest) != (MAGIC, size, entry.digest):
+            raise StoreError("there is another block at its place")
+        body = view[_HEAD.size :]
+        if zlib.crc32(body, zlib.crc32(digest)) != sum_:
+            raise StoreError("it is damaged")
+        return body
+
+    def _buffer(self, size: int) -> bytearray:
+        """This thread's own, since fresh memory takes as long as reading into it."""
+        buffers = self._buffers.setdefault(get_ident(), {})
+        if size not in buffers:
+            buffers[size] = bytearray(size)
+        return buffers[size]
+
+    def close(self) -> None:
+        """Nothing is read or written any more."""
+        os.close(self._file)
+
+    def _place(self, group: int, place: int) -> int:
+        first, size = self._starts[group]
+        return first + place * size
