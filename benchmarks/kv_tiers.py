@@ -2,9 +2,11 @@
 
 `--part evicted`: a prompt of so many tokens is computed, found in the pool, and found below once the pool is empty:
 in memory, on disk with the file in the page cache, and on disk without. `--part restart`: the first answer of a new
-engine beside a hit in the pool. `--part trace`: Mooncake's conversations, their lengths divided by `--scale`, `--rows`
-at a time, with a pool of so many hundredths of what they need together, with and without a disk below it, beside
-a pool that holds all. All in turns, in one process, with random weights of a model's shape or a real model.
+engine beside a hit in the pool. `--part faults`: evicted prompts one after the other, of a disk that does a megabyte a
+second, is gone, is empty, or has a wrong byte in each hundred; answers must be equal. `--part trace`: Mooncake's
+conversations, their lengths divided by `--scale`, `--rows` at a time, with a pool of so many hundredths of what they
+need together, with and without a disk below it, beside a pool that holds all. All in turns, in one process, with random
+weights of a model's shape or a real model.
 """
 
 from __future__ import annotations
@@ -141,6 +143,80 @@ def restart(given: Any, model: Path, folder: Path) -> dict[str, dict[str, list[f
     return {key: dict(times) for key, times in found.items()}
 
 
+class Slow:
+    """A store that reads a megabyte a second."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def read(self, place: int, entry: Any) -> Any:
+        data = self._store.read(place, entry)
+        time.sleep(len(data) / 1e6)
+        return data
+
+
+def break_store(engine: Any, folder: Path, how: str) -> None:
+    """What happens to a disk."""
+    carrier = engine.runner.mover
+    store = carrier._store
+    (blocks,) = folder.rglob("blocks")
+    if how == "slow":
+        carrier._store = Slow(store)
+    elif how == "killed":
+        os.close(store._file._file)
+    elif how == "lost":
+        os.truncate(blocks, 0)
+    elif how == "damaged":  # a byte of a hundred
+        with blocks.open("r+b") as file:
+            whole = bytearray(file.read())
+            for at in range(0, len(whole), 100):
+                whole[at] ^= 0x5A
+            file.seek(0)
+            file.write(whole)
+
+
+def faults(given: Any, model: Path, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Times to a first token of one evicted prompt after the other; what they say must be equal."""
+    rng = random.Random(9)
+    length = given.lengths[0]
+    prompts = [tuple(rng.randrange(10, 4_000) for _ in range(length)) for _ in range(given.turns)]
+    found: dict[str, dict[str, list[float]]] = {str(length): {}}
+    for how in ("nothing", "slow", "killed", "lost", "damaged"):
+        place = folder / how
+        engine, _ = build_engine(options(given, model, place, kv_disk=given.size))
+        computed, said = [], []
+        for prompt in prompts:
+            computed.append(first_token(engine, prompt)[0])
+            said.append(spoken(engine, prompt))
+            settle(engine)
+        engine.scheduler.cache.tree.clear()
+        if how != "nothing":
+            break_store(engine, place, how)
+        times = []
+        for prompt, true in zip(prompts, said, strict=True):
+            times.append(first_token(engine, prompt)[0])
+            assert spoken(engine, prompt) == true, how
+        found[str(length)] |= {f"computed ({how})": computed, how: times}
+        print(how, [round(one, 2) for one in computed], [round(one, 2) for one in times], flush=True)
+        shutil.rmtree(place, ignore_errors=True)
+    return found
+
+
+def spoken(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
+    """Eight tokens that follow."""
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    engine.add(EngineRequest(f"s{time.perf_counter()}", prompt, sampling))
+    tokens: list[int] = []
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            tokens += output.tokens
+    return tokens
+
+
 def conversations(given: Any) -> list[tuple[tuple[int, ...], int]]:
     """Prompts and lengths of answers of conversations with three turns or more, in the order in which they came; equal
     blocks of the trace have equal tokens.
@@ -238,7 +314,7 @@ def tell_trace(given: Any, found: dict[str, dict[str, float]]) -> None:
 def main() -> None:
     """Measures one part."""
     parser = arguments(__doc__)
-    parser.add_argument("--part", choices=("evicted", "restart", "trace"), default="evicted")
+    parser.add_argument("--part", choices=("evicted", "restart", "faults", "trace"), default="evicted")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights; else --model")
     parser.add_argument("--model", default="penstock-concierge")
     parser.add_argument("--quantize", default=None)
@@ -257,12 +333,13 @@ def main() -> None:
         if given.part == "trace":
             tell_trace(given, trace(given, model, folder / "kv"))
             return
-        times = (evicted if given.part == "evicted" else restart)(given, model, folder / "kv")
+        parts = {"evicted": evicted, "restart": restart, "faults": faults}
+        times = parts[given.part](given, model, folder / "kv")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows = []
     for length, kinds in times.items():
-        computed = statistics.median(kinds["computed"])
+        computed = statistics.median(next(iter(kinds.values())))
         rows += [
             (length, what, statistics.median(seconds), computed / statistics.median(seconds))
             for what, seconds in kinds.items()

@@ -330,6 +330,7 @@ class ModelRunner:
     def close(self) -> None:
         self.abort()
         self.mover.close()
+        self.mover = Mover()  # the other one knows the memory's arrays
         self._new.clear()
         self.memory.close()
 

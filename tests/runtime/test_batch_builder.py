@@ -14,6 +14,7 @@ from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.mover import Mover
 
 CPU = torch.device("cpu")
 
@@ -73,7 +74,7 @@ def test_a_copy_touches_its_group_alone() -> None:
     assert (sliding.key[3] == 7).all()
     assert (sliding.value[3] == 8).all()
     with pytest.raises(ValueError, match="save has no tier"):
-        memory.apply(CacheOp(CacheOpKind.SAVE, 0, 1, 1, 1))
+        Mover().start(CacheOp(CacheOpKind.SAVE, 0, 1, 1, 1))
 
 
 def test_closing_frees_every_block() -> None:

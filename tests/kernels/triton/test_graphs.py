@@ -288,7 +288,7 @@ def test_recurrent_layers(device: str, tmp_path: Path, monkeypatch: pytest.Monke
         for n, length in enumerate((9, 4, 6)):
             engine.add(ask(str(n), tuple(tiny.prompt(length, n)), 3 + n))
         answers.append(finish(engine))
-        states.append([state[:-1] for cache in engine.runner._memory.caches for state in cache.state])  # type: ignore[attr-defined]
+        states.append([state[:-1] for cache in engine.runner.memory.caches for state in cache.state])  # type: ignore[attr-defined]
         assert replays is None or set(replays.sizes) == {1, 2, 4}
         engine.close()
     assert answers[0] == answers[1]
