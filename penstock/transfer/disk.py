@@ -51,7 +51,8 @@ class DiskStore(Described):
             self._lock = lock(folder / LOCK, _LOCK_S)
             try:
                 self._index, self._file = Index(folder / INDEX), PlacesFile(folder / BLOCKS, sizes, places)
-                write_about(folder, About(model, block_size, tuple(sizes), tuple(places), time.time()))
+                with suppress(OSError):  # a full disk: what was told before stays
+                    write_about(folder, About(model, block_size, tuple(sizes), tuple(places), time.time()))
             except BaseException:
                 os.close(self._lock)  # else this process could not try again
                 raise

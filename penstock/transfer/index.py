@@ -47,7 +47,10 @@ class Index:
         self._given_up: set[int] = set()  # places, whose lines are written before the next
         self._entries, self.damaged = read_entries(path, unseal)
         self._file: Any = None
-        self._write_anew()
+        try:
+            self._write_anew()
+        except OSError:  # a full disk: the old one is gone on with
+            self._open()
 
     @property
     def entries(self) -> dict[int, Entry]:
@@ -56,21 +59,11 @@ class Index:
 
     def put(self, place: int, entry: Entry) -> None:
         """A place has a whole copy of this now. Raises OSError."""
-        namespace = entry.namespace
-        record = [
-            place,
-            entry.group,
-            entry.digest.hex(),
-            entry.parent.hex(),
-            namespace.space,
-            namespace.owner,
-            entry.key,
-        ]
         with self._lock:
             self._write_given_up()
             self._entries.pop(place, None)  # what was written last stands last
             self._entries[place] = entry
-            self._append(record)
+            self._append(_record(place, entry))
 
     def drop(self, place: int) -> None:
         """A place has none any more. Waits for nothing: it is written with the next that is put, or at the end."""
@@ -115,7 +108,11 @@ class Index:
             raise
         if self._file is not None:
             self._file.close()
-        self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "wb", buffering=0)
+        self._open()
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(self._path, flags, 0o600), "wb", buffering=0)
         self._lines = len(self._entries)
 
 

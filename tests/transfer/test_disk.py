@@ -129,6 +129,23 @@ def test_a_full_disk_is_left_in_peace_for_a_while(tmp_path: Path, monkeypatch: p
     store.close()
 
 
+def test_a_disk_that_is_full_at_the_start_gives_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path).close()
+    opens = os.open
+
+    def full(path: Path, flags: int, mode: int = 0o777, **more: int) -> int:
+        if flags & os.O_TRUNC:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return opens(path, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", full)
+    store = opened(tmp_path)
+    found = dict(store.found())
+    assert len(found) == 16
+    assert bytes(store.read(3, found[3])) == block(3)
+    store.close()
+
+
 def test_writes_in_pieces_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A system call may take less than it was given, and takes so many buffers at most."""
     whole = os.pwritev
@@ -204,9 +221,10 @@ def test_an_engine_that_is_ending_is_waited_for(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_used_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_LOCK_S", 0.0)
     filled(tmp_path).close()
-    (tmp_path / "kept" / "index.new").mkdir()
+    (tmp_path / "kept" / "blocks").unlink()
+    (tmp_path / "kept" / "blocks").mkdir()
     for _ in range(2):
         with pytest.raises(ConfigError, match="cannot keep blocks in"):
             opened(tmp_path)
-    (tmp_path / "kept" / "index.new").rmdir()
+    (tmp_path / "kept" / "blocks").rmdir()
     opened(tmp_path).close()
