@@ -16,7 +16,7 @@ from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.config.environment import kv_folder
 from penstock.config.errors import ConfigError
 from penstock.core.kv.cache import KVCache
-from penstock.core.policies.bounded_tier import BoundedTier, restored
+from penstock.core.policies.bounded_tier import BoundedTier, place_numbers, restored
 from penstock.runtime.runner import ModelRunner
 from penstock.startup.memory_plan import format_bytes
 from penstock.startup.started import Started
@@ -57,22 +57,23 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
         )
     pieces = Pieces(runner.memory, options.torch_device)
     most = options.kv_disk or options.kv_ram or 0
-    places = places_for(most, [place_bytes(size) if options.kv_disk else size for size in pieces.sizes])
+    # A block of tokens is kept in all groups, which have as many places each.
+    places = most // sum(place_bytes(size) if options.kv_disk else size for size in pieces.sizes)
     if not places:
         raise ConfigError(
             f"{'--kv-disk' if options.kv_disk else '--kv-ram'} is {format_bytes(most)}, but a block of "
             f"{options.block_size} tokens takes {format_bytes(sum(pieces.sizes))}; give it room for one at least."
         )
-    ranges = [range(1 + g * places, 1 + (g + 1) * places) for g in range(len(pieces.sizes))]
+    counts = (places,) * len(pieces.sizes)
     store: Store = RamStore()
     if options.kv_disk:
         folder, name = disk_folder(started, pieces), options.served_model_name or ""
-        store = DiskStore(folder, pieces.sizes, ranges, model=name, block_size=options.block_size)
+        store = DiskStore(folder, pieces.sizes, place_numbers(counts), model=name, block_size=options.block_size)
         if options.kv_ram:
             store = RamBefore(store, options.kv_ram)
     tier = BoundedTier(
-        (places,) * len(ranges),
-        min(_MOST_SAVING, max(len(ranges), places)),
+        counts,
+        min(_MOST_SAVING, max(len(counts), places)),
         cache.tree.forget_below,
         eager=True,
         catalog=store,
@@ -92,11 +93,6 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
 def _prompt_seconds(engine: Idle, tokens: int) -> float | None:
     pace = engine.pace()
     return None if pace is None else pace.seconds(tokens, 0)
-
-
-def places_for(most: int, sizes: list[int]) -> int:
-    """Places of each group: a block of tokens is kept in all groups."""
-    return most // sum(sizes)
 
 
 def disk_folder(started: Started, pieces: Pieces) -> Path:

@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.config.errors import ConfigError
 from penstock.core.policies.bounded_tier import Entry
-from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, lock, write_about
+from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, lock, try_lock, write_about
 from penstock.transfer.index import Index
 from penstock.transfer.pieces import Bytes
 from penstock.transfer.places import PlacesFile
@@ -99,10 +99,9 @@ def remove_others(folder: Path, stem: str) -> list[Path]:
     for other in folder.parent.glob(f"{stem}-????????????????"):
         if other == folder or not other.is_dir():
             continue
-        try:
-            os.close(lock(other / LOCK))
-        except (ConfigError, OSError):
-            continue
-        shutil.rmtree(other, ignore_errors=True)
-        removed.append(other)
+        handle = try_lock(other, alone=True)  # held until they are gone, so that nobody takes them meanwhile
+        if handle is not None:
+            shutil.rmtree(other, ignore_errors=True)
+            os.close(handle)
+            removed.append(other)
     return removed

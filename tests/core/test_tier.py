@@ -163,7 +163,7 @@ def test_a_full_tier_gives_up_what_is_worth_least_and_nothing_that_is_read() -> 
     tier.check_integrity()
     fourth = tier.offer(nodes[3], 0)
     assert fourth == third, "a place that is read is not written to, wanted or not"
-    tier.close(second, 0.1)
+    tier.close(second, failed=False)
     tier.check_integrity()
 
 
@@ -213,7 +213,7 @@ def test_a_tier_that_is_slower_than_computing_is_not_asked() -> None:
     tier.seconds_for = lambda tokens: 1e-9 * tokens
     assert tier.worth(0, [node]), "nobody knows how long loading takes"
     assert tier.open(place) >= 0.5
-    tier.close(place, 0.0)
+    tier.close(place, failed=False)
     assert not tier.worth(0, [node]) and tier.counters.declined == 1
     tier.seconds_for = lambda tokens: 10.0 * tokens
     assert tier.worth(0, [node])

@@ -63,5 +63,5 @@ class Tier:
         """
         return float("inf")
 
-    def close(self, place: int, seconds: float | None) -> None:
-        """A load has ended after so long; None: it failed."""
+    def close(self, place: int, *, failed: bool) -> None:
+        """A load has ended."""

@@ -192,7 +192,7 @@ class Transfers:
         self._cache.tree.saved(save.node, save.group, save.place if whole else None)
 
     def _finish_load(self, transfer: int, load: _Load, failed: bool) -> TokenSequence | None:
-        self.tier.close(load.place, None if failed else monotonic() - load.begun)
+        self.tier.close(load.place, failed=failed)
         if failed and load.node.below.get(load.group) == load.place:
             self.tier.free(load.place)
             self._cache.tree.forget_below(load.node, load.group)

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from itertools import islice
+from itertools import accumulate, islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -69,6 +69,12 @@ class NoCatalog:
 
     def forget(self, place: int) -> None:
         pass
+
+
+def place_numbers(places: Sequence[int]) -> tuple[range, ...]:
+    """The numbers of each group's places, of so many a group: all different, from 1 on."""
+    ends = [*accumulate(places, initial=1)]
+    return tuple(map(range, ends, ends[1:]))
 
 
 def _digest(*parts: object) -> bytes:
@@ -153,8 +159,7 @@ class BoundedTier(Tier):
         """
         super().__init__()
         self.counters = TierCounters()
-        firsts = [1 + sum(places[:g]) for g in range(len(places))]
-        self._places = tuple(range(first, first + count) for first, count in zip(firsts, places, strict=True))
+        self._places = place_numbers(places)
         self._free = [list(reversed(numbers)) for numbers in self._places]
         self._most_saving = most_saving
         self._dropped = dropped
@@ -333,20 +338,20 @@ class BoundedTier(Tier):
 
     def open(self, place: int) -> float:
         self._readers[place] += 1
-        if place in self._stored:
+        computed = None
+        if (copy := self._stored.get(place)) is not None:
             self._push(place)
-        copy = self._stored.get(place)
-        computed = self.seconds_for(copy.node.depth) if copy is not None else None
+            computed = self.seconds_for(copy.node.depth)
         patience = _PATIENCE if computed is None else max(_LEAST_PATIENCE, computed)
         if not self._loads.open:
-            self._loads = _Loads(monotonic(), patience)
+            self._loads = _Loads(monotonic())
         self._loads.open += 1
         self._loads.patience = max(self._loads.patience, patience)
         return patience
 
-    def close(self, place: int, seconds: float | None) -> None:
-        self.counters.loaded += seconds is not None
-        self.counters.failed += seconds is None
+    def close(self, place: int, *, failed: bool) -> None:
+        self.counters.loaded += not failed
+        self.counters.failed += failed
         loads = self._loads
         loads.open -= 1
         loads.ended += 1
