@@ -52,6 +52,8 @@ class EngineOptions:
         kv_ram: bytes of this machine's memory for copies of blocks that leave the device; None for none.
         kv_disk: bytes of a disk for copies of all that is computed, which are there after a restart; None for none.
         kv_disk_path: the folder of those; None for the user's cache folder.
+        kv_store: the address of a store of copies that engines share; None for none.
+        kv_store_seconds: after which a copy in Redis that nobody has read is gone, 0 for never; None for a day.
         enable_prefix_caching: keep and reuse computed prefixes across requests.
         share_prefix_cache: across owners (API keys) too, who can then learn from `cached_tokens` and from the time to a
             first token whether somebody else has sent a prompt.
@@ -108,6 +110,8 @@ class EngineOptions:
     kv_ram: int | None = None
     kv_disk: int | None = None
     kv_disk_path: str | None = None
+    kv_store: str | None = None
+    kv_store_seconds: int | None = None
     enable_prefix_caching: bool = True
     share_prefix_cache: bool = False
     shared_prompts: tuple[str, ...] = ()

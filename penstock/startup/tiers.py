@@ -13,23 +13,31 @@ from typing import Final
 from penstock import __version__
 from penstock.config.adapters import path_and_scale
 from penstock.config.arithmetic import ARITHMETIC_VERSION
-from penstock.config.environment import kv_folder
+from penstock.config.environment import kv_folder, kv_key, store_access
 from penstock.config.errors import ConfigError
+from penstock.config.kv_store import STORE_SECONDS, store_address
+from penstock.config.options import EngineOptions
 from penstock.core.kv.cache import KVCache
 from penstock.core.policies.bounded_tier import BoundedTier, place_numbers, restored
+from penstock.core.policies.shared_tier import SharedTier
 from penstock.runtime.runner import ModelRunner
 from penstock.startup.memory_plan import format_bytes
 from penstock.startup.started import Started
 from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, remove_others
+from penstock.transfer.object_store import ObjectStore
 from penstock.transfer.pieces import Pieces
 from penstock.transfer.places import place_bytes
-from penstock.transfer.store import RamBefore, RamStore, Store
+from penstock.transfer.redis_store import RedisStore
+from penstock.transfer.sealing import PLAIN, Sealing, sealing_of
+from penstock.transfer.shared import SharedStore
+from penstock.transfer.store import RamBefore, RamStore, Store, StoreError
 from penstock.weights.content import content_digest, files_digest
 
 log = logging.getLogger(__name__)
 _LAYOUT: Final = 1  # of what is kept
+_KNOWN: Final = 65_536  # blocks in a shared store that an engine without a disk knows of
 _MOST_SAVING: Final = 512  # blocks that are written at a time
 # What the numbers in a block depend on, besides the weights and the arithmetic.
 _DECIDE: Final = (
@@ -48,46 +56,88 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
         ConfigError: the tier cannot be had.
     """
     options, runner = started.options, started.runner
-    if not (options.kv_ram or options.kv_disk):
+    if not (options.kv_ram or options.kv_disk or options.kv_store):
         return []
     if not options.enable_prefix_caching or started.whole_prompts or not isinstance(runner, ModelRunner):
         raise ConfigError(
-            "--kv-ram and --kv-disk keep prefixes that are found again; this engine keeps none "
+            "--kv-ram, --kv-disk and --kv-store keep prefixes that are found again; this engine keeps none "
             "(--no-enable-prefix-caching, or an encoder). Start it without them."
         )
     pieces = Pieces(runner.memory, options.torch_device)
-    most = options.kv_disk or options.kv_ram or 0
-    # A block of tokens is kept in all groups, which have as many places each.
-    places = most // sum(place_bytes(size) if options.kv_disk else size for size in pieces.sizes)
-    if not places:
-        raise ConfigError(
-            f"{'--kv-disk' if options.kv_disk else '--kv-ram'} is {format_bytes(most)}, but a block of "
-            f"{options.block_size} tokens takes {format_bytes(sum(pieces.sizes))}; give it room for one at least."
-        )
+    sealing = sealing_of(kv_key()) if options.kv_disk or options.kv_store else PLAIN
+    places, told = _places(options, pieces, sealing)
     counts = (places,) * len(pieces.sizes)
+    saving, dropped = min(_MOST_SAVING, max(len(counts), places)), cache.tree.forget_below
     store: Store = RamStore()
     if options.kv_disk:
-        folder, name = disk_folder(started, pieces), options.served_model_name or ""
-        store = DiskStore(folder, pieces.sizes, place_numbers(counts), model=name, block_size=options.block_size)
-        if options.kv_ram:
-            store = RamBefore(store, options.kv_ram)
-    tier = BoundedTier(
-        counts,
-        min(_MOST_SAVING, max(len(counts), places)),
-        cache.tree.forget_below,
-        eager=True,
-        catalog=store,
-    )
+        folder, name = disk_folder(started, pieces, sealing), options.served_model_name or ""
+        numbers, size = place_numbers(counts), options.block_size
+        store = DiskStore(folder, pieces.sizes, numbers, model=name, block_size=size, sealing=sealing)
+    shared: SharedStore | None = None
+    if options.kv_store:
+        store = shared = _shared_store(started, cache, pieces, sealing, store if options.kv_disk else None)
+    if options.kv_ram and (options.kv_disk or options.kv_store):
+        store = RamBefore(store, options.kv_ram)
+    if shared is None:
+        tier = BoundedTier(counts, saving, dropped, eager=True, catalog=store)
+    else:
+        tier = SharedTier(counts, saving, dropped, seeker=shared, catalog=store)
     tier.seconds_for = partial(_prompt_seconds, engine)
     cache.transfers.tier = tier
     for place in restored(cache, tier, store.found()):
         store.forget(place)
     runner.mover = Carrier(pieces, store)
-    what = "disk" if options.kv_disk else "memory"
-    log.info(
-        "%-12s %12s  %d blocks on %s, %d of them from before", "KV below", format_bytes(most), places, what, tier.copies
-    )
+    log.info("%-12s %12s  %d blocks %s, %d of them from before", "KV below", *told, tier.copies)
     return [Warming(engine, cache, tier)]
+
+
+def _places(options: EngineOptions, pieces: Pieces, sealing: Sealing) -> tuple[int, tuple[str, int, str]]:
+    """How many blocks of tokens may lie below, and what is told of that.
+
+    Raises:
+        ConfigError: not one.
+    """
+    # A block of tokens is kept in all groups, which have as many places each.
+    if options.kv_disk:
+        most, each = options.kv_disk, sum(place_bytes(size + sealing.overhead) for size in pieces.sizes)
+    elif options.kv_store:
+        return _KNOWN, ("", _KNOWN, f"in {store_address(options.kv_store)}")
+    else:
+        most, each = options.kv_ram or 0, sum(pieces.sizes)
+    places = most // each
+    if not places:
+        raise ConfigError(
+            f"{'--kv-disk' if options.kv_disk else '--kv-ram'} is {format_bytes(most)}, but a block of "
+            f"{options.block_size} tokens takes {format_bytes(sum(pieces.sizes))}; give it room for one at least."
+        )
+    return places, (format_bytes(most), places, "on disk" if options.kv_disk else "on memory")
+
+
+def _shared_store(
+    started: Started, cache: KVCache, pieces: Pieces, sealing: Sealing, nearer: Store | None
+) -> SharedStore:
+    """The store of copies that engines share, behind those that are nearer.
+
+    Raises:
+        ConfigError: it cannot be used, or the model's files cannot be read.
+    """
+    options = started.options
+    access = store_access()
+    address = store_address(options.kv_store or "", access)
+    seconds = STORE_SECONDS if options.kv_store_seconds is None else options.kv_store_seconds
+    remote = RedisStore(address, seconds) if address.kind == "redis" else ObjectStore(address, access)
+    try:
+        remote.check()
+    except StoreError as error:
+        raise ConfigError(f"--kv-store {address} cannot be used: {error}.") from None
+    except OSError as error:  # as it may be while machines start: it is a cache, and not what is served
+        log.warning("--kv-store %s: %s; the engine starts without it, and tries again", address, error)
+    try:
+        version = identity(started, pieces, kv_folder(options.kv_disk_path) / "digests.json", sealing)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"--kv-store needs the digest of the model's files: {error}.") from None
+    essential = [g for g, group in enumerate(cache.groups) if group.essential]
+    return SharedStore(remote, f"penstock:{version[:32]}", pieces.sizes, essential, nearer, sealing)
 
 
 def _prompt_seconds(engine: Idle, tokens: int) -> float | None:
@@ -95,7 +145,7 @@ def _prompt_seconds(engine: Idle, tokens: int) -> float | None:
     return None if pace is None else pace.seconds(tokens, 0)
 
 
-def disk_folder(started: Started, pieces: Pieces) -> Path:
+def disk_folder(started: Started, pieces: Pieces, sealing: Sealing = PLAIN) -> Path:
     """Where the blocks of this model are kept; those of its other versions go, if nobody has them.
 
     Raises:
@@ -107,18 +157,18 @@ def disk_folder(started: Started, pieces: Pieces) -> Path:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         place = hashlib.sha256(str(Path(started.model_path).resolve()).encode()).hexdigest()
         name = re.sub(r"[^A-Za-z0-9._-]", "_", options.served_model_name or "model")[:80] + f"-{place[:8]}"
-        folder = base / f"{name}-{identity(started, pieces, base / 'digests.json')[:16]}"
+        folder = base / f"{name}-{identity(started, pieces, base / 'digests.json', sealing)[:16]}"
     except (OSError, RuntimeError) as error:
         raise ConfigError(
             f"--kv-disk has no folder to keep blocks in ({error}); name one with --kv-disk-path."
         ) from None
     for other in remove_others(folder, name):
-        log.info("%s is removed: it was of another version of this model", other)
+        log.info("%s is removed: it was of another version of this model, or of another key", other)
     return folder
 
 
-def identity(started: Started, pieces: Pieces, notes: Path) -> str:
-    """All that the numbers in a block depend on. Raises OSError if the model's files cannot be read."""
+def identity(started: Started, pieces: Pieces, notes: Path, sealing: Sealing = PLAIN) -> str:
+    """All that the bytes of a block depend on. Raises OSError if the model's files cannot be read."""
     options = started.options
     weights = content_digest(Path(started.model_path), notes, weights=options.load_format != "dummy")
     vectors = (path_and_scale("--control-vector", one)[0] for one in options.control_vector)
@@ -129,5 +179,6 @@ def identity(started: Started, pieces: Pieces, notes: Path) -> str:
         options.seed if options.load_format == "dummy" else None,
         [one.value for one in started.told.kernels],
         None if options.torch_device == "cpu" else __version__,
+        *([sealing.key_id] if sealing.key_id else []),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

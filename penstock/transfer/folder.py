@@ -37,6 +37,7 @@ class About:
         sizes: bytes of a block, by cache group.
         places: their numbers, by group.
         opened: when an engine took it, seconds since 1970.
+        key_id: of the key that it is encrypted with; "" for none.
     """
 
     model: str
@@ -44,6 +45,7 @@ class About:
     sizes: tuple[int, ...]
     places: tuple[range, ...]
     opened: float = 0.0
+    key_id: str = ""
 
 
 def write_about(folder: Path, about: About) -> None:
@@ -54,6 +56,7 @@ def write_about(folder: Path, about: About) -> None:
         "sizes": about.sizes,
         "places": [[numbers.start, len(numbers)] for numbers in about.places],
         "opened": about.opened,
+        "key": about.key_id,
     }
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(folder / _FRESH, flags, 0o600), "wb") as file:
@@ -84,7 +87,10 @@ def _about(told: Any) -> About:
     if any(type(number) is not int or not 0 <= number <= _MOST_NUMBER for number in numbers):
         raise ValueError("sizes and places are numbers")
     ranges = tuple(range(first, first + count) for first, count in places)
-    return About(model, told["block_size"], tuple(sizes), ranges, float(opened))
+    key_id = told.get("key", "")
+    if not isinstance(key_id, str):
+        raise ValueError("a key has a name")
+    return About(model, told["block_size"], tuple(sizes), ranges, float(opened), key_id)
 
 
 def lock(path: Path, patience: float = _LOOKED_AT_S) -> int:
