@@ -25,6 +25,7 @@ from penstock.transfer.store import Described, GivenUp, Store, StoreError, alway
 
 log = logging.getLogger(__name__)
 _THREADS: Final = 2  # that send, and as many that search
+_MOST_OTHERS: Final = 512  # blocks that are asked for copies in the groups that not all need
 _MOST_SEARCHES: Final = 64  # that wait
 _MOST_QUEUED: Final = 256 << 20  # bytes
 _SPOILT_S: Final = 60.0  # for so long nobody is told of a copy that could not be had
@@ -51,7 +52,9 @@ class SharedStore(Described):
             sealing: how blocks are kept.
         """
         super().__init__()
-        self._remote, self._stem, self._sizes = remote, stem, tuple(sizes)
+        self._remote = remote
+        self._stem = stem
+        self._sizes = tuple(sizes)
         self._essential = tuple(essential)
         self._nearer = nearer
         self._sealing = sealing
@@ -73,6 +76,11 @@ class SharedStore(Described):
     def name(self, digest: bytes, group: int) -> str:
         """What a block is kept under."""
         return f"{self._stem}:{digest.hex()}:{group}"
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of blocks that are to be sent yet."""
+        return self._queued
 
     # -- as a store ---------------------------------------------------------------------------------------------------
 
@@ -164,7 +172,7 @@ class SharedStore(Described):
                 self._changed.notify_all()
         return True
 
-    def _next(self) -> tuple[str, Entry, bytes] | None:
+    def _next(self) -> tuple[str, tuple[Entry, bytes]] | None:
         """Waits for something to send; None at the end."""
         with self._changed:
             while not (self._next_names or self._ends):
@@ -172,11 +180,11 @@ class SharedStore(Described):
             if not self._next_names:
                 return None
             name = self._next_names.popleft()
-            return name, *self._unsent[name]
+            return name, self._unsent[name]
 
     def _send_all(self) -> None:
         while (sent := self._next()) is not None:
-            name, entry, data = sent
+            name, (entry, data) = sent
             try:
                 value = packed(name, entry, data, self._sealing)
                 self._rests.ask(partial(self._remote.put, name, value))
@@ -225,10 +233,14 @@ class SharedStore(Described):
         )
         count = self._remote.leading(rows[:usable]) if self._essential else usable
         others = [group for group in range(len(self._sizes)) if group not in self._essential]
-        names = [self.name(digest, group) for digest in digests[:count] for group in others]
-        held = iter(self._remote.held(names) if names else ())
+        last = range(max(0, count - _MOST_OTHERS), count)  # windows and states are wanted near the end
+        names = [self.name(digests[number], group) for number in last for group in others]
+        held = dict(zip(names, self._remote.held(names) if names else (), strict=True))
         search.digests = digests
-        search.groups = [(*self._essential, *(g for g in others if next(held))) for _ in range(count)]
+        search.groups = [
+            (*self._essential, *(group for group in others if held.get(self.name(digest, group), False)))
+            for digest in digests[:count]
+        ]
 
     def _spoil(self, name: str) -> None:
         with self._spoilt_lock:
