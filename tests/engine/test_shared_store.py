@@ -21,7 +21,9 @@ from penstock.core.policies import bounded_tier, shared_tier
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
+from penstock.runtime.runner import ModelRunner
 from penstock.transfer import redis_store, shared
+from penstock.transfer.carrier import Carrier
 from penstock.transfer.shared import SharedStore
 from tests.engine.test_tiers import DEADLINE_S, KINDS, answers, asked, folder, options, tier_of
 from tests.models import tiny
@@ -48,6 +50,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 def store_of(engine: Engine) -> SharedStore:
+    assert isinstance(engine.runner, ModelRunner) and isinstance(engine.runner.mover, Carrier)
     store = engine.runner.mover._store
     store = getattr(store, "_store", store)  # behind memory
     assert isinstance(store, SharedStore)

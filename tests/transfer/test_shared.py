@@ -39,14 +39,14 @@ def test_nothing_else_is_taken_for_a_block(sealing: Sealing) -> None:
     assert bytes(unpacked("a:0", entry(1), value, SIZE, sealing)) == data
     for _ in range(300):
         other = bytearray(value)
-        other[rng.randrange(len(other) - 28 if sealing is PLAIN else len(other))] ^= rng.randrange(1, 256)
+        other[rng.randrange(len(other))] ^= rng.randrange(1, 256)
         if other[36:64] == value[36:64]:  # what a head does not use
             with pytest.raises(StoreError):
                 unpacked("a:0", entry(1), bytes(other), SIZE, sealing)
     wrong = [value[: rng.randrange(len(value))] for _ in range(50)] + [b"", value + b"x", rng.randbytes(len(value))]
-    for other in wrong:
+    for short in wrong:
         with pytest.raises(StoreError):
-            unpacked("a:0", entry(1), other, SIZE, sealing)
+            unpacked("a:0", entry(1), short, SIZE, sealing)
     for name, one in (("b:0", entry(1)), ("a:0", entry(2))):
         with pytest.raises(StoreError):
             unpacked(name, one, value, SIZE, sealing)
@@ -64,7 +64,7 @@ def test_a_key_opens_only_its_own() -> None:
             sealing.unseal(b"".join(sealed), name)
     assert mine.unseal_line(mine.seal_line(b"line\n")) == b"line\n" and b"\n" not in mine.seal_line(b"\n" * 99)
     for text in (b"", b"!", b"AAAA", other.seal_line(b"line")):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"padding|ase64|short|key"):
             mine.unseal_line(text)
     assert mine.key_id != other.key_id and sealing_of(KEY).key_id == mine.key_id
     assert mine.seal([data], b"a")[0] != sealed[0]  # a nonce is never used again
