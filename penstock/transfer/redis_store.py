@@ -11,6 +11,7 @@ from penstock.transfer.pieces import Bytes
 from penstock.transfer.remote import ANSWER_S, CONNECT_S, whole_rows
 from penstock.transfer.store import StoreError
 
+_READ_BYTES: Final = 4 << 20  # at once: with the client's own 64 KiB a block of 1.8 MB takes three times as long
 _ROWS: Final = 512  # of which one command asks
 _T = TypeVar("_T")
 
@@ -40,6 +41,7 @@ class RedisStore:
                 socket_timeout=ANSWER_S,
                 socket_connect_timeout=CONNECT_S,
                 socket_keepalive=True,
+                socket_read_size=_READ_BYTES,
                 health_check_interval=30,
                 retry=Retry(NoBackoff(), 1),  # for a connection that was closed while nothing was asked for
             )

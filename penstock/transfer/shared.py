@@ -221,7 +221,7 @@ class SharedStore(Described):
             except Exception:
                 log.exception("a prefix could not be looked up")
             finally:
-                search.answered.set()
+                search.end()
 
     def _search(self, search: Search) -> None:
         """Answers with the blocks from the first on that have all they need, and their copies in other groups."""

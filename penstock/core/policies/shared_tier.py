@@ -26,6 +26,8 @@ _QUIET = 10.0  # seconds in which nothing is asked for after one came too late
 _AGAIN = 2.0  # seconds after which what was not there is asked for again
 _IDLE = 0.002  # seconds that the loop waits for an answer where nothing else is to be done
 _MOST_ADOPTED = 256  # blocks in a step
+_SHARE = 0.25  # of what computing takes, which an answer may
+_TRIED_AGAIN = 30.0  # seconds after which a store whose answers take longer is asked again
 _REMEMBERED = 1024  # searches
 
 
@@ -66,15 +68,24 @@ class Search:
 
     Attributes:
         chain: what was asked for.
+        begun: when it was asked.
         answered: set when the answer is there.
+        seconds: that took so long.
         digests: of all blocks of the chain.
         groups: of its first blocks, as far as there are all they need, of which cache groups there are copies.
     """
 
     chain: Chain
+    begun: float = field(default_factory=monotonic)
     answered: Event = field(default_factory=Event)
     digests: Sequence[bytes] = ()
     groups: Sequence[tuple[int, ...]] = ()
+    seconds: float = 0.0
+
+    def end(self) -> None:
+        """The answer is there, or there is none."""
+        self.seconds = monotonic() - self.begun
+        self.answered.set()
 
 
 class Seeker(Protocol):
@@ -109,6 +120,8 @@ class SharedTier(BoundedTier):
         self._seeker = seeker
         self._searches: OrderedDict[bytes, _Open] = OrderedDict()  # by the digest of the first block asked for
         self._quiet_until = float("-inf")
+        self._answer_seconds = 0.0  # that answers take, newer ones counting more
+        self._asked = float("-inf")
 
     def sought(self, admission: Admission) -> bool:
         cache, sequence = admission.cache, admission.sequence
@@ -139,12 +152,15 @@ class SharedTier(BoundedTier):
         """Has the store asked for a chain, unless computing it is sooner done."""
         tokens = len(chain.tokens)
         blocks = tokens // chain.block_size * len(self.places)
+        computed = self.seconds_for(tokens)
         if now < self._quiet_until or not self._is_worth(blocks, tokens):
+            return None
+        if computed is not None and self._answer_seconds > _SHARE * computed and now - self._asked < _TRIED_AGAIN:
             return None
         search = Search(chain)
         if not self._seeker.seek(search):
             return None
-        computed = self.seconds_for(tokens)
+        self._asked = now
         patience = _MOST_PATIENCE if computed is None else min(_MOST_PATIENCE, max(_LEAST_PATIENCE, computed))
         one = _Open(search, now + patience)
         self._remember(chain.first, one)
@@ -159,6 +175,8 @@ class SharedTier(BoundedTier):
     def _take(self, one: _Open, cache: KVCache, namespace: Namespace, node: Node | None) -> bool:
         """Puts what was found behind a node, some of it at a time; whether the tree knows more by that."""
         begun, found = one.taken, one.search.groups
+        if not begun:
+            self._answer_seconds += (one.search.seconds - self._answer_seconds) / 2
         for number in range(begun, min(len(found), begun + _MOST_ADOPTED)):
             child = cache.tree.restore(node, namespace, one.search.chain.block(number))
             same = digest_of(child) == one.search.digests[number]
