@@ -41,6 +41,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_tier, "_LEAST_PATIENCE", DEADLINE_S)
     monkeypatch.setattr(bounded_tier, "_LEAST_PATIENCE", DEADLINE_S)
     monkeypatch.setattr(shared_tier.SharedTier, "_is_worth", lambda *arguments: True)
+    monkeypatch.setattr(shared_tier, "_SHARE", float("inf"))
 
 
 @pytest.fixture
