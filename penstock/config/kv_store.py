@@ -18,9 +18,13 @@ _EXAMPLES: Final = "redis://HOST:6379/0, rediss://HOST:6379/0, valkey://HOST:637
 # Others' stores, and what to do instead.
 _OTHERS: Final[Mapping[str, str]] = {
     "lm": "an LMCache server keeps blocks by names of its own",
-    "mooncakestore": "a Mooncake store needs its transfer engine",
-    "mooncake": "a Mooncake store needs its transfer engine",
-    "nixl": "NIXL moves blocks between GPUs",
+    "mooncakestore": "Mooncake's store is not spoken here",
+    "mooncake": "Mooncake's store is not spoken here",
+    "nixl": "NIXL's plug-ins are not spoken here",
+    "sagemaker-hyperpod": "it is not spoken here",
+    "redis-sentinel": "name one server",
+    "http": "an object store is s3://BUCKET/PREFIX, with this address in AWS_ENDPOINT_URL",
+    "https": "an object store is s3://BUCKET/PREFIX, with this address in AWS_ENDPOINT_URL",
     "hf3fs": "3FS is a file system: mount it and name a folder of it with --kv-disk-path",
     "fs": "a folder is --kv-disk SIZE with --kv-disk-path FOLDER",
     "file": "a folder is --kv-disk SIZE with --kv-disk-path FOLDER",
@@ -86,7 +90,8 @@ def store_address(text: str, access: StoreAccess | None = None) -> StoreAddress:
     """
     scheme, mark, rest = text.strip().partition("://")
     scheme = scheme.lower()
-    shown = f"{scheme}{mark}{re.sub('.*@', '…@', rest)}".partition("?")[0]
+    secret, at, place = rest.rpartition("@")
+    shown = f"{scheme}{mark}{'…' if secret else ''}{at}{place.partition('?')[0][:200]}"
     if not mark or (scheme not in REDIS and scheme != "s3"):
         why = f" ({_OTHERS[scheme]})" if scheme in _OTHERS else ""
         raise ConfigError(f"--kv-store is {shown!r}{why}; allowed: {_EXAMPLES}.")
@@ -114,9 +119,9 @@ def store_address(text: str, access: StoreAccess | None = None) -> StoreAddress:
         raise ConfigError(
             f"--kv-store is {shown!r}; the path of a Redis address is the number of a database, such as /0."
         )
-    place = parts.netloc.rpartition("@")[2]
+    server = parts.netloc.rpartition("@")[2]
     user, password = parts.username or "", parts.password
     if access is not None and access.password is not None:
         password = quote(access.password, safe="")
     login = "" if not user and password is None else f"{user}:{password or ''}@"
-    return StoreAddress("redis", shown, url=f"{REDIS[scheme]}://{login}{place}/{path or 0}")
+    return StoreAddress("redis", shown, url=f"{REDIS[scheme]}://{login}{server}/{path or 0}")
