@@ -5,19 +5,21 @@ How long objects stay is the bucket's own: its lifecycle rules remove them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from time import monotonic
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.config.errors import ConfigError
 from penstock.config.kv_store import StoreAccess, StoreAddress
 from penstock.transfer.pieces import Bytes
-from penstock.transfer.remote import ANSWER_S, CONNECT_S, whole_rows
+from penstock.transfer.remote import ANSWER_S, CONNECT_S, WHOLE_ANSWER_S, whole_rows
 from penstock.transfer.store import StoreError
 
 _PROBES: Final = 16  # objects that are asked for side by side
+_PIECE: Final = 1 << 20
 _ABSENT: Final = ("NoSuchKey", "NoSuchObject")
 _T = TypeVar("_T")
 
@@ -69,7 +71,7 @@ class ObjectStore:
         def whole() -> bytes:
             response = self._client.get_object(self._bucket, self._key(name))
             try:
-                return bytes(response.data)
+                return b"".join(_in_time(response.stream(_PIECE)))
             finally:
                 response.release_conn()
 
@@ -112,6 +114,9 @@ class ObjectStore:
     def remove(self, name: str) -> None:
         self._asked(lambda: self._client.remove_object(self._bucket, self._key(name)))
 
+    def interrupt(self) -> None:
+        pass  # each answer has its own deadline
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._http.clear()
@@ -129,6 +134,15 @@ class ObjectStore:
             raise StoreError(f"the store refuses ({error.code}: {error.message})") from None
         except self._broken as error:
             raise OSError(f"the store does not answer ({error})") from None
+
+
+def _in_time(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The pieces of an answer. Raises OSError once they take too long together."""
+    until = monotonic() + WHOLE_ANSWER_S
+    for piece in pieces:
+        if monotonic() > until:
+            raise OSError("the store takes too long for an answer")
+        yield piece
 
 
 class _NotThere(StoreError):

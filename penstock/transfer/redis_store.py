@@ -87,6 +87,9 @@ class RedisStore:
     def remove(self, name: str) -> None:
         self._asked(lambda: self._redis.unlink(name))
 
+    def interrupt(self) -> None:
+        self._redis.connection_pool.disconnect(inuse_connections=True)
+
     def close(self) -> None:
         self._redis.close()
 
@@ -98,5 +101,7 @@ class RedisStore:
             raise StoreError(f"the server refuses the name or password ({error})") from None
         except (self._errors.ConnectionError, self._errors.TimeoutError) as error:
             raise OSError(f"the server does not answer ({error})") from None
+        except (ValueError, AttributeError):  # of a connection that `interrupt` has closed under the client
+            raise OSError("the server takes too long for an answer") from None
         except self._errors.RedisError as error:  # full, or not what this client may do
             raise StoreError(f"the server refuses ({error})") from None

@@ -16,6 +16,7 @@ from penstock.transfer.store import StoreError
 
 CONNECT_S: Final = 2.0  # to begin with a store
 ANSWER_S: Final = 5.0  # between two pieces of an answer
+WHOLE_ANSWER_S: Final = 10.0  # a store that takes longer for one is as good as gone
 _FIRST_REST_S: Final = 1.0
 _LONGEST_REST_S: Final = 30.0
 _MAGIC: Final = b"PNSTKS01"
@@ -40,6 +41,9 @@ class Remote(Protocol):
 
     def remove(self, name: str) -> None:
         """There is to be no such value. Raises StoreError, OSError."""
+
+    def interrupt(self) -> None:
+        """Has calls that wait for the store end with an OSError, as far as they do not end by themselves."""
 
     def close(self) -> None:
         """Ends all connections."""

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Full, Queue
-from threading import Condition, Lock, Thread
-from typing import Final
+from threading import Condition, Event, Lock, Thread, get_ident
+from typing import Final, TypeVar
 
 from penstock.core.policies.bounded_tier import Entry
 from penstock.core.policies.shared_tier import Search
 from penstock.transfer.pieces import Bytes
-from penstock.transfer.remote import Remote, Rests, packed, unpacked
+from penstock.transfer.remote import WHOLE_ANSWER_S, Remote, Rests, packed, unpacked
 from penstock.transfer.sealing import Sealing
 from penstock.transfer.store import Described, GivenUp, Store, StoreError, always
 
@@ -31,6 +31,8 @@ _MOST_QUEUED: Final = 256 << 20  # bytes
 _SPOILT_S: Final = 60.0  # for so long nobody is told of a copy that could not be had
 _MOST_SPOILT: Final = 65_536
 _CLOSING_S: Final = 3.0
+_WATCHED_S: Final = 1.0
+_T = TypeVar("_T")
 _QUIET_S: Final = 60.0  # between two words on what fails
 
 
@@ -69,9 +71,12 @@ class SharedStore(Described):
         self._spoilt_lock = Lock()
         self._searches: Queue[Search | None] = Queue(_MOST_SEARCHES)
         self._told = float("-inf")
+        self._calls: dict[int, float] = {}  # by thread, since when it waits for the store
+        self._ended = Event()
         for work, name in ((self._send_all, "send"), (self._search_all, "search")):
             for number in range(_THREADS):
                 Thread(target=work, name=f"kv-{name}-{number}", daemon=True).start()
+        Thread(target=self._watch, name="kv-watch", daemon=True).start()
 
     def name(self, digest: bytes, group: int) -> str:
         """What a block is kept under."""
@@ -120,7 +125,7 @@ class SharedStore(Described):
         if unsent is not None:
             return unsent[1]
         try:
-            value = self._rests.ask(partial(self._remote.get, name))
+            value = self._asked(partial(self._remote.get, name))
         except (StoreError, OSError):
             self._spoil(name)
             raise
@@ -150,6 +155,7 @@ class SharedStore(Described):
             while self._queued and not self._rests.resting and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
             self._next_names.clear()
+        self._ended.set()
         for _ in range(_THREADS):
             with suppress(Full):
                 self._searches.put_nowait(None)
@@ -187,7 +193,7 @@ class SharedStore(Described):
             name, (entry, data) = sent
             try:
                 value = packed(name, entry, data, self._sealing)
-                self._rests.ask(partial(self._remote.put, name, value))
+                self._asked(partial(self._remote.put, name, value))
                 with self._spoilt_lock:
                     self._spoilt.pop(name, None)
             except (StoreError, OSError) as error:
@@ -215,7 +221,7 @@ class SharedStore(Described):
     def _search_all(self) -> None:
         while (search := self._searches.get()) is not None and not self._ends:
             try:
-                self._rests.ask(partial(self._search, search))
+                self._asked(partial(self._search, search))
             except (StoreError, OSError) as error:
                 self._tell("the shared store cannot be asked for a prefix", error)
             except Exception:
@@ -259,7 +265,21 @@ class SharedStore(Described):
 
     def _remove(self, name: str) -> None:
         with suppress(StoreError, OSError):
-            self._rests.ask(partial(self._remote.remove, name))
+            self._asked(partial(self._remote.remove, name))
+
+    def _asked(self, call: Callable[[], _T]) -> _T:
+        """What a call of the store gives. Raises what it does, StoreError while nothing is asked."""
+        self._calls[get_ident()] = time.monotonic()
+        try:
+            return self._rests.ask(call)
+        finally:
+            del self._calls[get_ident()]
+
+    def _watch(self) -> None:
+        """Ends what the store takes too long for, however slowly it goes on to answer."""
+        while not self._ended.wait(_WATCHED_S):
+            if min(list(self._calls.values()), default=float("inf")) < time.monotonic() - WHOLE_ANSWER_S:
+                self._remote.interrupt()
 
     def _tell(self, what: str, error: Exception) -> None:
         now = time.monotonic()

@@ -27,7 +27,7 @@ from penstock.transfer.carrier import Carrier
 from penstock.transfer.shared import SharedStore
 from tests.engine.test_tiers import DEADLINE_S, KINDS, answers, asked, folder, options, tier_of
 from tests.models import tiny
-from tests.transfer.stores import RedisServer, free_port, running_objects, running_redis
+from tests.transfer.stores import RedisServer, free_port, running_objects, running_redis, slowed
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 __all__ = ["folder"]
@@ -280,6 +280,33 @@ def test_a_store_that_does_not_answer_holds_nobody_up(
         engine.close()
     finally:
         os.kill(redis.process.pid, signal.SIGCONT)
+
+
+def test_a_store_that_trickles_is_given_up(
+    folder: Path, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers before each deadline, and never ends; what lies on the own disk is loaded all the same."""
+    monkeypatch.setattr(bounded_tier, "_LEAST_PATIENCE", 0.05)
+    monkeypatch.setattr(shared, "WHOLE_ANSWER_S", 0.2)
+    monkeypatch.setattr(shared, "_WATCHED_S", 0.05)
+    monkeypatch.setattr(shared, "_CLOSING_S", 0.1)
+    plain = truth(folder)
+    with built(options(folder, kv_store=redis.url)) as first:
+        ask(first)
+    with slowed(redis.port, 5_000) as port:
+        given = options(
+            folder, kv_store=f"redis://127.0.0.1:{port}/0", kv_disk=1 << 24, kv_disk_path=str(tmp_path / "kv")
+        )
+        with built(given) as engine:
+            said, _ = answers(engine, list(asked("abcd")))
+            assert said == plain
+            until = time.monotonic() + DEADLINE_S
+            while not store_of(engine)._rests.resting or store_of(engine)._calls:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            engine.scheduler.cache.tree.clear()
+            said, warm = answers(engine, list(asked("efgh")))
+            assert said == plain and warm[0] >= 64
 
 
 def test_a_full_store_refuses_and_nothing_is_wrong(

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -74,6 +75,29 @@ def running_redis(folder: Path, *settings: str) -> Iterator[RedisServer]:
         yield server
     finally:
         server.kill()
+
+
+@contextmanager
+def slowed(port: int, bytes_per_s: int) -> Iterator[int]:
+    """The port of a way to a server whose answers come at such a rate."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def carry(source: socket.socket, target: socket.socket, slow: bool) -> None:
+            with suppress(OSError), target:
+                while data := source.recv(max(1, bytes_per_s // 20) if slow else 1 << 16):
+                    target.sendall(data)
+                    time.sleep(len(data) / bytes_per_s if slow else 0)
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    server = socket.create_connection(("127.0.0.1", port))
+                    for ends in ((client, server, False), (server, client, True)):
+                        Thread(target=carry, args=ends, daemon=True).start()
+
+        Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
 
 
 @contextmanager

@@ -137,6 +137,9 @@ class Held:
     def remove(self, name: str) -> None:
         self.values.pop(name, None)
 
+    def interrupt(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 
