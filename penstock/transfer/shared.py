@@ -118,7 +118,11 @@ class SharedStore(Described):
 
     def read(self, place: int, entry: Entry) -> Bytes:
         if self._nearer is not None and place in self._own:
-            return self._nearer.read(place, entry)
+            try:
+                return self._nearer.read(place, entry)
+            except (StoreError, OSError) as error:  # which the shared store may heal
+                self._own.discard(place)
+                self._tell("a block on disk cannot be used", error)
         name = self.name(entry.digest, entry.group)
         with self._changed:
             unsent = self._unsent.get(name)
