@@ -145,7 +145,7 @@ class Held:
 
 
 def searched(store: SharedStore, chain: Chain) -> Search:
-    search = Search(chain)
+    search = Search(chain, 0.0)
     assert store.seek(search)
     assert search.answered.wait(60)
     return search
@@ -172,7 +172,7 @@ def test_a_search_tells_what_is_there_in_which_groups_and_not_what_was_spoilt() 
     held.values[store.name(digests[3], 1)] = b"damaged"
     assert len(searched(store, chain).groups) == 3
     store.close()
-    assert held.closed and not store.seek(Search(chain))
+    assert held.closed and not store.seek(Search(chain, 0.0))
 
 
 def test_what_is_queued_is_bounded_and_read_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

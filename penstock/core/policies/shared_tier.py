@@ -28,7 +28,7 @@ _IDLE = 0.002  # seconds that the loop waits for an answer where nothing else is
 _MOST_ADOPTED = 256  # blocks in a step
 _SHARE = 0.25  # of what computing takes, which an answer may
 _TRIED_AGAIN = 30.0  # seconds after which a store whose answers take longer is asked again
-_REMEMBERED = 1024  # searches
+_REMEMBERED = 16_384  # blocks that were asked for
 
 
 class Chain(NamedTuple):
@@ -76,7 +76,7 @@ class Search:
     """
 
     chain: Chain
-    begun: float = field(default_factory=monotonic)
+    begun: float
     answered: Event = field(default_factory=Event)
     digests: Sequence[bytes] = ()
     groups: Sequence[tuple[int, ...]] = ()
@@ -157,7 +157,7 @@ class SharedTier(BoundedTier):
             return None
         if computed is not None and self._answer_seconds > _SHARE * computed and now - self._asked < _TRIED_AGAIN:
             return None
-        search = Search(chain)
+        search = Search(chain, now)
         if not self._seeker.seek(search):
             return None
         self._asked = now
@@ -177,15 +177,23 @@ class SharedTier(BoundedTier):
         begun, found = one.taken, one.search.groups
         if not begun:
             self._answer_seconds += (one.search.seconds - self._answer_seconds) / 2
+        cursor = cache.tree.enter(namespace)  # a user, so that what is put there stays while places are given up for it
+        if node is not None:
+            cache.tree.move(cursor, node)
+            cursor = node
         for number in range(begun, min(len(found), begun + _MOST_ADOPTED)):
-            child = cache.tree.restore(node, namespace, one.search.chain.block(number))
+            child = cache.tree.restore(cursor, namespace, one.search.chain.block(number))
+            cache.tree.move(cursor, child)
+            cursor = child
             same = digest_of(child) == one.search.digests[number]
-            if not (same and all(g in child.below or self.adopt(child, g) for g in found[number])) or _is_cut(node):
-                cache.tree.forget_below(child, -1)  # unless it is of use
+            if not (same and all(g in child.below or self.adopt(child, g) for g in found[number])):
                 one.closed = monotonic()
                 break
             one.taken += 1
-            node = child
+            self._remember(
+                child.digest, one
+            )  # where it is given up for what comes behind it, it is not asked for again
+        cache.tree.move(cursor, None)
         if one.taken == len(found):
             one.closed = monotonic()
         if one.taken < len(one.search.digests):  # where it is gone on with, or is not asked for again soon
@@ -217,8 +225,3 @@ def _digest_before(node: Node | None, namespace: Namespace) -> bytes:
     if namespace.owner is not None and (node is None or node.public):
         return digest_after(digest, namespace.portal)
     return digest
-
-
-def _is_cut(node: Node | None) -> bool:
-    """Whether a block of tokens has been taken out of the tree."""
-    return node is not None and node.parent is None
