@@ -18,9 +18,19 @@ from penstock.config.environment import model_places, pack_folder, read_environm
 
 app = typer.Typer(add_completion=False)
 PACKAGES: Final = (
-    *("fastapi", "httptools", "httpx", "httpx2", "huggingface_hub", "jinja2", "llguidance", "matplotlib"),
-    *("msgspec", "nanobind-backend", "numpy", "prometheus_client", "prompt_toolkit", "pyyaml", "pyzmq"),
-    *("rich", "safetensors", "tokenizers", "torch", "transformers", "triton", "typer", "uvicorn", "uvloop"),
+    *(
+        "cryptography",
+        "fastapi",
+        "httptools",
+        "httpx",
+        "httpx2",
+        "huggingface_hub",
+        "jinja2",
+        "llguidance",
+        "matplotlib",
+    ),
+    *("minio", "msgspec", "nanobind-backend", "numpy", "prometheus_client", "prompt_toolkit", "pyyaml", "pyzmq"),
+    *("redis", "rich", "safetensors", "tokenizers", "torch", "transformers", "triton", "typer", "uvicorn", "uvloop"),
     "websockets",
 )
 """Whose versions are told: what Penstock needs, and what it uses where that is there."""
