@@ -23,7 +23,7 @@ from penstock.startup.started import Started
 from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, remove_others
-from penstock.transfer.pieces import Pieces
+from penstock.transfer.pieces import Pieces, pieces_of
 from penstock.transfer.places import place_bytes
 from penstock.transfer.store import RamBefore, RamStore, Store
 from penstock.weights.content import content_digest, files_digest
@@ -55,7 +55,7 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
             "--kv-ram and --kv-disk keep prefixes that are found again; this engine keeps none "
             "(--no-enable-prefix-caching, or an encoder). Start it without them."
         )
-    pieces = Pieces(runner.memory, options.torch_device)
+    pieces = pieces_of(runner.memory, options.torch_device)
     most = options.kv_disk or options.kv_ram or 0
     # A block of tokens is kept in all groups, which have as many places each.
     places = most // sum(place_bytes(size) if options.kv_disk else size for size in pieces.sizes)

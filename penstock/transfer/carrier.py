@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -22,12 +22,16 @@ _QUIET_S = 60.0  # between two words on what fails
 _CLOSING_S = 10.0  # a transfer that has begun may take so long at the end
 
 
+def _nothing() -> Sequence[Bytes]:
+    return ()
+
+
 @dataclass(order=True, slots=True)
 class _Job:
     rank: tuple[int, int]
     op: CacheOp | None = field(compare=False, default=None)
     entry: Entry | None = field(compare=False, default=None)
-    parts: Sequence[Bytes] = field(compare=False, default=())
+    read: Callable[[], Sequence[Bytes]] = field(compare=False, default=_nothing)
     life: int = field(compare=False, default=0)
 
 
@@ -66,16 +70,12 @@ class Carrier(Mover):
                 self._under_way += 1
                 self._end(op.transfer, failed=True)
             return
-        parts: Sequence[Bytes] = ()
-        if op.kind is CacheOpKind.SAVE:
-            parts = self._pieces.read(op.group, op.source)
-            if op.group == self._pieces.states:
-                parts = (b"".join(parts),)  # a state's slot may be another's before the copy is made
+        read = self._pieces.reading(op.group, op.source) if op.kind is CacheOpKind.SAVE else _nothing
         with self._changed:
             self._under_way += 1
             self._waiting.add(op.transfer)
         rank = (int(op.kind is CacheOpKind.SAVE), next(self._numbers))
-        self._jobs.put(_Job(rank, op, entry, parts, self._life))
+        self._jobs.put(_Job(rank, op, entry, read, self._life))
 
     def ended(self, wait: float = 0.0) -> Ended:
         if not (self._under_way or self._finished):
@@ -152,11 +152,12 @@ class Carrier(Mover):
     def _carried(self, job: _Job, op: CacheOp, entry: Entry) -> bool:
         try:
             if op.kind is CacheOpKind.SAVE:
-                self._store.write(op.place, entry, job.parts, partial(self._settled, job, op))
+                self._store.write(op.place, entry, job.read(), partial(self._settled, job, op))
                 return True
             data = self._store.read(op.place, entry)
             if len(data) != self._pieces.sizes[op.group]:
                 raise StoreError(f"it has {len(data)} bytes instead of {self._pieces.sizes[op.group]}")
+            write = self._pieces.writing(op.group, op.target, data)
         except GivenUp:
             raise
         except (StoreError, OSError) as error:
@@ -167,7 +168,7 @@ class Carrier(Mover):
             return False
         with self._changed:  # which keeps `abort` waiting, after which the block may be another's
             if job.life == self._life:
-                self._pieces.write(op.group, op.target, data)
+                write()
         return True
 
     def _tell(self, op: CacheOp, error: Exception) -> None:

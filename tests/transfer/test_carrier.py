@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.core.kv.node import Namespace
@@ -20,7 +21,7 @@ from penstock.runtime.kv_memory import KVMemory
 from penstock.startup.restart import ArrayCaches
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore
-from penstock.transfer.pieces import Bytes, Pieces
+from penstock.transfer.pieces import Bytes, DevicePieces, Pieces, pieces_of
 from penstock.transfer.store import RamBefore, RamStore, StoreError, always
 
 DEADLINE_S = 60.0
@@ -63,6 +64,12 @@ def memory_of(seed: int) -> KVMemory:
     return memory
 
 
+def of_tensors(memory: KVMemory) -> Pieces:
+    """As those of a device, of the same bytes."""
+    groups = [[torch.from_numpy(array) for array in memory.arrays(group)] for group in range(memory.num_groups)]
+    return DevicePieces(groups, memory.num_groups - 1)
+
+
 def content(memory: KVMemory, group: int, index: int) -> bytes:
     return b"".join(array[index].tobytes() for array in memory.arrays(group))
 
@@ -92,12 +99,15 @@ def described(store: Any, count: int = 20, digest: bytes = b"") -> None:
         store.describe(place, Entry(place % 4, digest or bytes([place] * 16), b"", Namespace("", None), ()))
 
 
+@pytest.mark.parametrize("tensors", [False, True])
 @pytest.mark.parametrize("layered", [False, True])
-def test_blocks_of_every_group_come_back_as_they_went(layered: bool) -> None:
+def test_blocks_of_every_group_come_back_as_they_went(layered: bool, tensors: bool) -> None:
     memory = memory_of(1)
     store = RamBefore(RamStore(), 5000) if layered else RamStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+    pieces = of_tensors(memory) if tensors else pieces_of(memory, None)
+    assert pieces.sizes == pieces_of(memory, None).sizes
+    carrier = Carrier(pieces, store)
     before = [content(memory, group, 1) for group in range(4)]
     for group in range(4):
         carrier.start(save(group, group, 1, group))
@@ -110,10 +120,11 @@ def test_blocks_of_every_group_come_back_as_they_went(layered: bool) -> None:
     carrier.close()
 
 
-def test_a_state_is_copied_as_it_was_when_it_was_asked_for() -> None:
+@pytest.mark.parametrize("tensors", [False, True])
+def test_a_state_is_copied_as_it_was_when_it_was_asked_for(tensors: bool) -> None:
     memory, store = memory_of(2), GatedStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+    carrier = Carrier(of_tensors(memory) if tensors else pieces_of(memory, None), store)
     before = content(memory, 3, 1)
     store.gate.clear()
     carrier.start(save(1, 3, 1, 3))
@@ -131,7 +142,7 @@ def test_a_state_is_copied_as_it_was_when_it_was_asked_for() -> None:
 def test_what_fails_is_told_and_changes_nothing(error: type[Exception]) -> None:
     memory, store = memory_of(3), GatedStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+    carrier = Carrier(pieces_of(memory, None), store)
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.fails = error
@@ -149,7 +160,7 @@ def test_what_fails_is_told_and_changes_nothing(error: type[Exception]) -> None:
 def test_another_block_at_a_place_is_not_taken() -> None:
     memory, store = memory_of(4), RamStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+    carrier = Carrier(pieces_of(memory, None), store)
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     described(store, digest=b"another")
@@ -161,7 +172,7 @@ def test_another_block_at_a_place_is_not_taken() -> None:
 def test_after_all_was_ended_nothing_is_written_and_nothing_told() -> None:
     memory, store = memory_of(5), GatedStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    carrier = Carrier(pieces_of(memory, None), store, threads=1)
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.gate.clear()
@@ -179,7 +190,7 @@ def test_after_all_was_ended_nothing_is_written_and_nothing_told() -> None:
 def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
     memory, store = memory_of(7), GatedStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    carrier = Carrier(pieces_of(memory, None), store, threads=1)
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.gate.clear()
@@ -205,7 +216,7 @@ def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
 def test_a_save_that_was_given_up_keeps_nothing_of_what_came_after(ended_by: str, kept_in: str, tmp_path: Path) -> None:
     """Its block is another's by then: whoever finds the copy after a restart would take that for its own."""
     memory = memory_of(8)
-    pieces = Pieces(memory, None)
+    pieces = pieces_of(memory, None)
     begun, gate = Event(), Event()
 
     class Gated(DiskStore):
@@ -254,7 +265,7 @@ def test_a_store_that_hangs_at_the_end_keeps_its_files(tmp_path: Path, monkeypat
     described(store)
     closed = Event()
     monkeypatch.setattr(store, "close", closed.set)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    carrier = Carrier(pieces_of(memory, None), store, threads=1)
     store.gate.clear()
     carrier.start(save(1, 0, 1, 0))
     while vars(carrier)["_jobs"].qsize():
@@ -281,7 +292,7 @@ def test_two_may_read_the_same_copy_at_once() -> None:
 def test_a_copy_that_was_forgotten_before_its_load_began_is_a_load_that_failed() -> None:
     memory, store = memory_of(10), GatedStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+    carrier = Carrier(pieces_of(memory, None), store)
     store.forget(3)
     carrier.start(load(1, 3, 2, 3))
     assert ended(carrier, 1) == {1: False}
@@ -291,7 +302,7 @@ def test_a_copy_that_was_forgotten_before_its_load_began_is_a_load_that_failed()
 def test_loads_come_before_saves() -> None:
     memory, store = memory_of(6), GatedStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    carrier = Carrier(pieces_of(memory, None), store, threads=1)
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.gate.clear()
