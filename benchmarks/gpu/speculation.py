@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.gpu.engines import ask, running
 from benchmarks.gpu.measure import Figure, Setting
@@ -28,7 +29,8 @@ class Answers:
         self._engine, self._drafter, self._count = engine, drafter, 0
         self._tokens = 6 if setting.tiny else 16 if setting.compiling else 192
         self._vocabulary = config(MODEL, setting.tiny)["vocab_size"]
-        self._drafting = engine.runner._drafting
+        runner: Any = engine.runner
+        self._drafting = runner._drafting
         self._cost = LearnedStepCost()
         self._depths = self._drafting._depths = Switched(self._cost)
         self._truth: dict[int, list[int]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 from benchmarks.gpu.engines import ask, running
 from benchmarks.gpu.measure import Figure, Setting
@@ -23,7 +24,11 @@ def tiers(setting: Setting) -> Iterator[Figure]:
     lengths = (20,) if setting.tiny else LENGTHS[:1] if setting.compiling else LENGTHS
     for where in ("kv_ram", "kv_disk"):
         with tempfile.TemporaryDirectory() as folder:
-            more = {where: 1 << 24 if setting.tiny else SIZE, "kv_disk_path": folder, "enable_prefix_caching": True}
+            more: dict[str, Any] = {
+                where: 1 << 24 if setting.tiny else SIZE,
+                "kv_disk_path": folder,
+                "enable_prefix_caching": True,
+            }
             with running(setting, MODEL, 1, lengths[-1] + 64, **more) as engine:
                 for length in lengths:
                     found: dict[str, list[float]] = {"computed": [], "in the pool": [], where: []}
