@@ -24,6 +24,7 @@ from penstock.runtime.graphs import (
     DryRun,
     GraphCapture,
     InterpretedCapture,
+    padded_queries,
     padded_sizes,
 )
 from penstock.runtime.kv_memory import KVMemory
@@ -227,7 +228,12 @@ def _graphs(
     spec: EngineSpec, memory: KVMemory, builder: BatchBuilder, rows: int, capture: GraphCapture
 ) -> DecodeGraphs:
     tokens = [SHARED * count * spec.options.block_size for count in spec.plan.kv_blocks]
-    return DecodeGraphs(spec.model, memory.caches, builder, capture, padded_sizes(rows), tokens, taps=_tapped(spec))
+    most = 1 if any(cache.state for cache in memory.caches) else spec.limits.draft_states
+    kept = all(group.kind in (CacheKind.FULL, CacheKind.LATENT) for group in spec.groups)
+    queries, taps = padded_queries(most), _tapped(spec)
+    return DecodeGraphs(
+        spec.model, memory.caches, builder, capture, padded_sizes(rows), tokens, queries, taps, padded=kept
+    )
 
 
 def _dry_run(spec: EngineSpec, memory: KVMemory) -> None:
