@@ -82,7 +82,7 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
     cache.transfers.tier = tier
     for place in restored(cache, tier, store.found()):
         store.forget(place)
-    runner.mover = Carrier(pieces, store)
+    runner.mover = Carrier(pieces, store, threads=2 if pieces.most == 1 else 4)
     what = "disk" if options.kv_disk else "memory"
     log.info(
         "%-12s %12s  %d blocks on %s, %d of them from before", "KV below", format_bytes(most), places, what, tier.copies

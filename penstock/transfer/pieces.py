@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from threading import local
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,28 +15,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Bytes = bytes | bytearray | memoryview
+_TOGETHER: Final = 32  # blocks
+_STAGED: Final = 32 << 20  # bytes of a thread
 
 
 class Pieces(Protocol):
-    """Reads and writes what layers keep of blocks, wherever that memory is.
+    """Reads and writes what layers keep of blocks, wherever that memory is. A state slot counts as a block.
 
     Attributes:
         sizes: bytes of a block, by cache group; of a recurrent state behind all groups of blocks.
         states: the number of that group; -1 without such states.
+        most: blocks of a group that are moved together by `read`, or `put` and `write`.
     """
 
     sizes: tuple[int, ...]
     states: int
+    most: int
 
-    def reading(self, group: int, index: int) -> Callable[[], Sequence[Bytes]]:
-        """What reads a block, or a state slot, as all steps so far have left it; for another thread to call.
+    def begin(self, group: int, index: int) -> Any:
+        """What `read` takes for a block as all steps so far leave it, which may be overwritten before.
 
-        A block may be overwritten meanwhile, a state slot too, of which a copy is begun at once. What was read is valid
-        until its thread reads again.
+        A state slot is copied: it may be another's before the next step.
         """
 
-    def writing(self, group: int, index: int, data: Bytes) -> Callable[[], None]:
-        """What sets the bytes of a block (or state slot), `sizes[group]` many, and ends when the device has them."""
+    def read(self, group: int, begun: Sequence[Any]) -> Sequence[Sequence[Bytes]]:
+        """The bytes of blocks; for another thread to call, and valid until that calls this or `put` again."""
+
+    def put(self, place: int, group: int, data: Bytes) -> None:
+        """Takes bytes of a block, `sizes[group]` many, to this thread's place of that number."""
+
+    def lift(self, group: int, count: int) -> None:
+        """Takes what lies at so many places to the device, beside the blocks."""
+
+    def write(self, group: int, targets: Mapping[int, int]) -> None:
+        """Sets the bytes of blocks, by place, to what was lifted, and ends when the device has them."""
 
 
 def pieces_of(memory: KVMemory, device: str | None) -> Pieces:
@@ -48,31 +59,51 @@ def pieces_of(memory: KVMemory, device: str | None) -> Pieces:
 
 
 class HostPieces:
-    """Of arrays, or tensors, in the host's memory."""
+    """Of arrays, or tensors, in the host's memory: one block at a time, without a copy between."""
 
     def __init__(self, groups: Sequence[Sequence[Any]], states: int) -> None:
         self._arrays = [[_rows(array) for array in arrays] for arrays in groups]
+        self._of_thread = local()
         self.states = states
         self.sizes = tuple(sum(array.shape[1] for array in arrays) for arrays in self._arrays)
+        self.most = 1
 
-    def reading(self, group: int, index: int) -> Callable[[], Sequence[Bytes]]:
+    def begin(self, group: int, index: int) -> list[Bytes]:
         found: list[Bytes] = [array[index].data for array in self._arrays[group]]
-        if group == self.states:
-            found = [b"".join(found)]
-        return lambda: found
+        return [b"".join(found)] if group == self.states else found
 
-    def writing(self, group: int, index: int, data: Bytes) -> Callable[[], None]:
-        return partial(self._write, group, index, np.frombuffer(data, np.uint8))
+    def read(self, group: int, begun: Sequence[Any]) -> Sequence[Sequence[Bytes]]:
+        return begun
 
-    def _write(self, group: int, index: int, source: Any) -> None:
-        start = 0
-        for array in self._arrays[group]:
-            array[index] = source[start : start + array.shape[1]]
-            start += array.shape[1]
+    def put(self, place: int, group: int, data: Bytes) -> None:
+        self._of_thread.data = np.frombuffer(data, np.uint8)
+
+    def lift(self, group: int, count: int) -> None:
+        pass
+
+    def write(self, group: int, targets: Mapping[int, int]) -> None:
+        source = self._of_thread.data
+        for index in targets.values():
+            start = 0
+            for array in self._arrays[group]:
+                array[index] = source[start : start + array.shape[1]]
+                start += array.shape[1]
+
+
+class _Begun(NamedTuple):
+    """A block to be read: its number, or its bytes; and when the steps so far have ended."""
+
+    block: int
+    kept: Tensor | None
+    ready: Any
 
 
 class DevicePieces:
-    """Of tensors on a device. Each thread that moves blocks has a stream and a pinned buffer of its own."""
+    """Of tensors on a device. Each thread that moves blocks has a stream and pinned memory of its own.
+
+    A layer's pieces of several blocks are moved by one launch: of one block each they are small, and launching them
+    takes longer than the copy.
+    """
 
     def __init__(self, groups: Sequence[Sequence[Tensor]], states: int) -> None:
         import torch
@@ -80,42 +111,52 @@ class DevicePieces:
         self._torch = torch
         self._arrays = [[array.reshape(len(array), -1).view(torch.uint8) for array in arrays] for arrays in groups]
         self._device = groups[0][0].device
+        self._cuda = self._device.type == "cuda"
         self._of_thread = local()
         self.states = states
         self.sizes = tuple(sum(array.shape[1] for array in arrays) for arrays in self._arrays)
+        self.most = max(1, min(_TOGETHER, _STAGED // max(self.sizes)))
 
-    def reading(self, group: int, index: int) -> Callable[[], Sequence[Bytes]]:
-        kept = self._joined(group, index) if group == self.states else None
-        return partial(self._read, group, index, kept, self._stream().record_event() if self._cuda else None)
+    def begin(self, group: int, index: int) -> _Begun:
+        kept = None
+        if group == self.states:
+            kept = self._torch.cat([array[index] for array in self._arrays[group]])
+        return _Begun(index, kept, self._stream().record_event() if self._cuda else None)
 
-    def writing(self, group: int, index: int, data: Bytes) -> Callable[[], None]:
-        staged = self._staging(self.sizes[group])
-        staged.numpy()[:] = np.frombuffer(data, np.uint8)
+    def read(self, group: int, begun: Sequence[Any]) -> Sequence[Sequence[Bytes]]:
+        staged = self._staging(group, len(begun))
         with self._aside():
-            found = staged.to(self._device, non_blocking=True)
-        return partial(self._write, group, index, found)
-
-    @property
-    def _cuda(self) -> bool:
-        return bool(self._device.type == "cuda")
-
-    def _read(self, group: int, index: int, kept: Tensor | None, ready: Any) -> Sequence[Bytes]:
-        staged = self._staging(self.sizes[group])
-        with self._aside():
-            if ready is not None:
-                self._stream().wait_event(ready)
-            staged.copy_(self._joined(group, index) if kept is None else kept, non_blocking=True)
+            for one in begun if self._cuda else ():
+                self._stream().wait_event(one.ready)
+            if group == self.states:
+                found = self._torch.stack([one.kept for one in begun])
+            else:
+                indices = self._indices(one.block for one in begun)
+                found = self._torch.cat([array.index_select(0, indices) for array in self._arrays[group]], 1)
+            staged.copy_(found, non_blocking=True)
             self._wait()
-        return [staged.numpy().data]
+        return [[row.data] for row in staged.numpy()]
 
-    def _write(self, group: int, index: int, found: Tensor) -> None:
-        targets = [array[index] for array in self._arrays[group]]
+    def put(self, place: int, group: int, data: Bytes) -> None:
+        self._staging(group, place + 1)[place].numpy()[:] = np.frombuffer(data, np.uint8)
+
+    def lift(self, group: int, count: int) -> None:
         with self._aside():
-            self._torch._foreach_copy_(targets, self._torch.split(found, [t.numel() for t in targets]))
+            self._of_thread.lifted = self._staging(group, count).to(self._device, non_blocking=True)
             self._wait()
 
-    def _joined(self, group: int, index: int) -> Tensor:
-        return self._torch.cat([array[index] for array in self._arrays[group]])
+    def write(self, group: int, targets: Mapping[int, int]) -> None:
+        with self._aside():
+            lifted, indices = self._of_thread.lifted, self._indices(targets.values())
+            if len(targets) < len(lifted):
+                lifted = lifted.index_select(0, self._indices(targets))
+            parts = self._torch.split(lifted, [array.shape[1] for array in self._arrays[group]], 1)
+            for array, part in zip(self._arrays[group], parts, strict=True):
+                array.index_copy_(0, indices, part)
+            self._wait()
+
+    def _indices(self, found: Iterable[int]) -> Tensor:
+        return self._torch.tensor(list(found), device=self._device)
 
     def _stream(self) -> Any:
         return self._torch.cuda.current_stream(self._device)
@@ -132,12 +173,12 @@ class DevicePieces:
         if self._cuda:
             self._stream().synchronize()
 
-    def _staging(self, size: int) -> Tensor:
-        """The first bytes of this thread's buffer, into which nothing is copied any more."""
-        if not hasattr(self._of_thread, "buffer"):
-            most = max(self.sizes)
-            self._of_thread.buffer = self._torch.empty(most, dtype=self._torch.uint8, pin_memory=self._cuda)
-        found: Tensor = self._of_thread.buffer[:size]
+    def _staging(self, group: int, count: int) -> Tensor:
+        """The first places [count, sizes[group]] of this thread, with nothing on its way to or from them."""
+        if not hasattr(self._of_thread, "staged"):
+            room = self.most * max(self.sizes)
+            self._of_thread.staged = self._torch.empty(room, dtype=self._torch.uint8, pin_memory=self._cuda)
+        found: Tensor = self._of_thread.staged[: count * self.sizes[group]].view(count, self.sizes[group])
         return found
 
 

@@ -108,15 +108,38 @@ def test_blocks_of_every_group_come_back_as_they_went(layered: bool, tensors: bo
     pieces = of_tensors(memory) if tensors else pieces_of(memory, None)
     assert pieces.sizes == pieces_of(memory, None).sizes
     carrier = Carrier(pieces, store)
-    before = [content(memory, group, 1) for group in range(4)]
-    for group in range(4):
-        carrier.start(save(group, group, 1, group))
-    assert ended(carrier, 4) == dict.fromkeys(range(4), True)
-    for group in range(4):
-        carrier.start(load(10 + group, group, 4, group))
-    assert ended(carrier, 4) == dict.fromkeys(range(10, 14), True)
-    assert [content(memory, group, 4) for group in range(4)] == before
+    before = [content(memory, place % 4, 1 + place // 4) for place in range(8)]
+    for place in range(8):
+        carrier.start(save(place, place % 4, 1 + place // 4, place))
+    assert ended(carrier, 8) == dict.fromkeys(range(8), True)
+    for place in range(8):
+        carrier.start(load(10 + place, place % 4, 4 + place // 4, place))
+    assert ended(carrier, 8) == dict.fromkeys(range(10, 18), True)
+    assert [content(memory, place % 4, 4 + place // 4) for place in range(8)] == before
     assert not carrier.ended().finished
+    carrier.close()
+
+
+def test_blocks_that_are_moved_together_fail_one_by_one() -> None:
+    """Of a device, which gets what is whole of a batch; what was given up meanwhile stays as it is."""
+    memory, store = memory_of(11), GatedStore()
+    described(store)
+    carrier = Carrier(of_tensors(memory), store, threads=1)
+    for place in (0, 4, 8):
+        carrier.start(save(place, 0, place // 4 + 1, place))
+    ended(carrier, 3)
+    before = [content(memory, 0, block) for block in range(6)]
+    store.gate.clear()
+    for transfer, (place, block) in enumerate(((0, 3), (12, 4), (4, 5), (8, 0))):  # nothing was kept at 12
+        carrier.start(load(transfer, 0, block, place))
+    until = time.monotonic() + DEADLINE_S
+    while 0 in vars(carrier)["_waiting"]:
+        assert time.monotonic() < until
+    carrier.start(CacheOp(CacheOpKind.CANCEL, 0, 0, 3, 0, 3))
+    store.gate.set()
+    assert ended(carrier, 4) == {0: True, 1: False, 2: True, 3: True}
+    after = [before[0], before[1], before[2], before[1], before[4], before[2]]
+    assert [content(memory, 0, block) for block in range(6)] == after
     carrier.close()
 
 
