@@ -32,6 +32,7 @@ _WASTE: Final = 4  # a step of n tokens uses recordings of up to 4 n, or up to a
 _FEW: Final = (8, 64)  # tokens that cost about as much as fewer: of rows of one token, and of several
 _DRAFTED: Final = 256  # most tokens of a recording whose rows have several, unless there are more rows
 _MOST: Final = 64  # such recordings
+_LONGEST: Final = 16  # tokens of a row; kernels plan attention for more in ways that depend on contexts
 _SHARE: Final = 0.1  # of the time that captures may take while requests run
 _ALIGNMENT: Final = 16
 log = logging.getLogger(__name__)
@@ -44,9 +45,9 @@ def padded_sizes(most: int) -> tuple[int, ...]:
 
 
 def padded_queries(most: int) -> tuple[int, ...]:
-    """Tokens of a row that steps are padded to, the last known one and drafts: all up to 9, some beyond; and `most`."""
-    usual = (*range(1, 10), *range(12, 33, 4))
-    return (*(size for size in usual if size < most), max(most, 1))
+    """Tokens of a row that steps are padded to, the last known one and drafts: up to 9 all, then some; and `most`."""
+    most = min(max(most, 1), _LONGEST)
+    return (*(size for size in (*range(1, 10), 12) if size < most), most)
 
 
 class _Size(NamedTuple):
@@ -173,6 +174,7 @@ class DecodeGraphs:
     """The recorded steps of one model.
 
     Attributes:
+        longest: tokens of a row at most.
         failed: sizes that could not be recorded.
     """
 
@@ -208,6 +210,7 @@ class DecodeGraphs:
             (_Size(rows, many) for many in queries for rows in sizes if many == 1 or rows * many <= _room(sizes)),
             key=lambda size: (size.tokens, size.queries),
         )
+        self.longest = max(queries)
         self._capacity = tuple(tokens)
         self._padded = padded
         self._part = ModelPart(taps=tuple(taps))

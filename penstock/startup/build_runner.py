@@ -179,6 +179,8 @@ def make_runner(
             capture = CudaGraphCapture() if options.torch_device.startswith("cuda") else InterpretedCapture()
             graphs = _graphs(spec, memory, builder, rows, capture)
         executor.describe = f"layer by layer: {why}" if why else f"graphs: of decoding, for up to {rows} rows"
+    if graphs is not None and graphs.longest > 1 and drafting is not None:
+        drafting.keep_to(graphs.longest - 1)
     warm_up = WarmUp(spec, memory) if options.on_gpu and sampler.on_device else None
     if warm_up is not None:
         warm_up.ahead()
