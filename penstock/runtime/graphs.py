@@ -13,13 +13,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.protocol import ScheduledTokens
 from penstock.kernels.copies import check, refill, upload
@@ -27,6 +26,7 @@ from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.layers.part import ModelPart
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.graph_captures import GraphCapture
 
 _WASTE: Final = 4  # a step of n tokens uses recordings of up to 4 n, or up to a few if that is more
 _FEW: Final = (8, 64)  # tokens that cost about as much as fewer: of rows of one token, and of several
@@ -59,76 +59,6 @@ class _Size(NamedTuple):
     @property
     def tokens(self) -> int:
         return self.rows * self.queries
-
-
-class GraphCapture(Protocol):
-    """How launches are captured."""
-
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Runs `run`, then captures it: what is returned does the same again, on the same tensors."""
-
-
-class CudaGraphCapture:
-    """CUDA graphs. They are captured on a stream of their own, behind what was launched before."""
-
-    def __init__(self) -> None:
-        self._renew()
-
-    def _renew(self) -> None:
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As GraphCapture; the first run compiles kernels, which cannot be done while capturing.
-
-        It runs where steps do, so that what it frees is theirs: torch keeps freed memory for the stream that had it.
-        """
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        run()
-        self._stream.wait_stream(current)
-        try:
-            with torch.cuda.stream(self._stream):
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    run()
-                finally:
-                    graph.capture_end()
-        except BaseException:
-            self._renew()  # torch believes that the pool of a capture that failed is still in use
-            raise
-        current.wait_stream(self._stream)
-        return graph.replay
-
-
-class InterpretedCapture:
-    """Stands in for CUDA graphs where there is no GPU: refuses what they refuse, and runs the function again."""
-
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As GraphCapture."""
-        run()
-        with _NoReads():  # type: ignore[no-untyped-call]
-            run()
-        return run
-
-
-class DryRun:
-    """Runs once what would be captured."""
-
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As GraphCapture."""
-        run()
-        return run
-
-
-class _NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where the host would read a value that a device computes."""
-
-    READS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal", "bincount", "unique_dim")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in self.READS:
-            raise RuntimeError(f"{func} reads from the device, which cannot be recorded")
-        return func(*args, **(kwargs or {}))
 
 
 class _Fields:
@@ -170,6 +100,29 @@ class _Graph:
     logits: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Recordable:
+    """What steps are to be recorded.
+
+    Attributes:
+        rows: numbers of them, ascending.
+        tokens: positions that rows may have in each cache group in all; those that rows share count for each.
+        queries: tokens of every row, ascending. Recurrent states are kept behind one token alone.
+        padded: whether rows of fewer tokens may be among those of more: all that lies before them is still there.
+    """
+
+    rows: Sequence[int]
+    tokens: Sequence[int]
+    queries: Sequence[int] = (1,)
+    padded: bool = False
+
+    def sizes(self) -> list[_Size]:
+        """Ascending by tokens."""
+        room = max(_DRAFTED, self.rows[-1])
+        found = (_Size(rows, many) for many in self.queries for rows in self.rows if many == 1 or rows * many <= room)
+        return sorted(found, key=lambda size: (size.tokens, size.queries))
+
+
 class DecodeGraphs:
     """The recorded steps of one model.
 
@@ -184,35 +137,25 @@ class DecodeGraphs:
         caches: Sequence[LayerCache],
         builder: BatchBuilder,
         capture: GraphCapture,
-        sizes: Sequence[int],
-        tokens: Sequence[int],
-        queries: Sequence[int] = (1,),
+        recordable: Recordable,
         taps: Sequence[str] = (),
-        *,
-        padded: bool = False,
     ) -> None:
         """Records nothing yet.
 
         Args:
             model, caches, builder: of the steps.
             capture: how to capture.
-            sizes: numbers of rows to record for, ascending.
-            tokens: positions that rows may have in each cache group in all; those that rows share count for each.
-            queries: tokens of every row to record for, ascending. Recurrent states are kept behind one token alone.
+            recordable: what steps are.
             taps: hidden states that are kept of every step, as in `layers.part.ModelPart`.
-            padded: whether rows of fewer tokens may be among those of more: all that lies before them is still there.
         """
         self._model = model
         self._caches = caches
         self._builder = builder
         self._capture = capture
-        self._sizes = sorted(
-            (_Size(rows, many) for many in queries for rows in sizes if many == 1 or rows * many <= _room(sizes)),
-            key=lambda size: (size.tokens, size.queries),
-        )
-        self.longest = max(queries)
-        self._capacity = tuple(tokens)
-        self._padded = padded
+        self._sizes = recordable.sizes()
+        self.longest = recordable.queries[-1]
+        self._capacity = tuple(recordable.tokens)
+        self._padded = recordable.padded
         self._part = ModelPart(taps=tuple(taps))
         self._tapped: dict[str, Tensor] = {}  # [tokens of the largest step, hidden_size]
         self._places: Tensor | slice = slice(0)  # of the last step's tokens
@@ -285,8 +228,8 @@ class DecodeGraphs:
         lens: npt.NDArray[np.int64],
     ) -> bool:
         """Writes a step's inputs; False, and nothing is changed, if attention has no room for its contexts."""
-        (size, queries), count = graph.size, len(spans)
-        contexts = np.full(size, queries)
+        rows, queries = graph.size
+        count, contexts = len(spans), np.full(rows, queries)
         contexts[:count] = [span.start + len(span.tokens) for span in spans]
         if not all(plan.fill(contexts, out[f"plan{g}"]) for g, plan in graph.plans.items()):
             return False
@@ -391,7 +334,8 @@ class DecodeGraphs:
         if not self._tables:
             self._allocate()
         plans = self._fixed_plans(size)
-        (rows, queries), tokens, groups = size, size.tokens, range(len(self._tables))
+        rows, queries = size
+        tokens, groups = size.tokens, range(len(self._tables))
         changes = rows * (1 + -(-queries // self._builder.block_size))
         fields = _Fields(
             sources=(tokens, np.int64),
@@ -439,7 +383,8 @@ class DecodeGraphs:
 
     def _batch(self, size: _Size, given: dict[str, Tensor], plans: dict[int, Any]) -> Batch:
         """The batch of a recording, made of views of its inputs."""
-        (rows, queries), lens = size, (size.queries,) * size.rows
+        rows, queries = size
+        lens = (queries,) * rows
         return Batch(
             token_ids=given["known"],
             positions=given["positions"].view(self._axes, -1),
@@ -461,7 +406,8 @@ class DecodeGraphs:
 
     def _fixed_plans(self, size: _Size) -> dict[int, Any]:
         """Attention plans for a size: a step of unused rows is run layer by layer to see which plans layers ask for."""
-        device, (rows, queries), tokens = self._device, size, size.tokens
+        rows, queries = size
+        device, tokens = self._device, size.tokens
         names = ("known", *(f"slot{g}" for g in range(len(self._tables))))
         given = {name: torch.zeros(tokens, dtype=torch.int64, device=device) for name in names}
         given["positions"] = torch.zeros(tokens * self._axes, dtype=torch.int64, device=device)
@@ -479,11 +425,6 @@ class DecodeGraphs:
                 self._tapped[name] = hidden.new_empty(self._sizes[-1].tokens, hidden.shape[1])
         width = self._width * self._builder.block_size
         return {g: plan.fixed(min(self._capacity[g], rows * width)) for g, plan in found.items()}
-
-
-def _room(rows: Sequence[int]) -> int:
-    """Tokens of the largest recording whose rows have several, beside recordings of so many rows."""
-    return max(_DRAFTED, rows[-1])
 
 
 def _own(lens: npt.NDArray[np.int64], queries: int) -> npt.NDArray[np.bool_]:

@@ -18,15 +18,8 @@ from penstock.layers.part import ModelPart
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
-from penstock.runtime.graphs import (
-    CudaGraphCapture,
-    DecodeGraphs,
-    DryRun,
-    GraphCapture,
-    InterpretedCapture,
-    padded_queries,
-    padded_sizes,
-)
+from penstock.runtime.graph_captures import CudaGraphCapture, DryRun, GraphCapture, InterpretedCapture
+from penstock.runtime.graphs import DecodeGraphs, Recordable, padded_queries, padded_sizes
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.logits_processors import load_processors
 from penstock.runtime.pooling import Pooler
@@ -232,10 +225,8 @@ def _graphs(
     tokens = [SHARED * count * spec.options.block_size for count in spec.plan.kv_blocks]
     most = 1 if any(cache.state for cache in memory.caches) else spec.limits.draft_states
     kept = all(group.kind in (CacheKind.FULL, CacheKind.LATENT) for group in spec.groups)
-    queries, taps = padded_queries(most), _tapped(spec)
-    return DecodeGraphs(
-        spec.model, memory.caches, builder, capture, padded_sizes(rows), tokens, queries, taps, padded=kept
-    )
+    recordable = Recordable(padded_sizes(rows), tokens, padded_queries(most), kept)
+    return DecodeGraphs(spec.model, memory.caches, builder, capture, recordable, _tapped(spec))
 
 
 def _dry_run(spec: EngineSpec, memory: KVMemory) -> None:

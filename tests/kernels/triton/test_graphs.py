@@ -16,7 +16,8 @@ from penstock.engine.loop import Engine
 from penstock.kernels.copies import Event
 from penstock.layers.part import FINAL, ModelPart, layer_input, layer_output
 from penstock.runtime.executor import EagerExecutor
-from penstock.runtime.graphs import DecodeGraphs, InterpretedCapture, padded_sizes
+from penstock.runtime.graph_captures import InterpretedCapture
+from penstock.runtime.graphs import DecodeGraphs, Recordable, padded_sizes
 from penstock.runtime.runner import ModelRunner
 from tests.engine.test_equality import GREEDY, SAMPLED, ask, finish, make_engine
 from tests.models import tiny
@@ -145,7 +146,9 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
     assert isinstance(runner, ModelRunner) and isinstance(runner._executor, EagerExecutor)
     ours, builder, executor = graphs_of(engines[1]), runner._builder, runner._executor
     taps = (layer_input(0), layer_output(0), FINAL)
-    graphs = DecodeGraphs(ours._model, ours._caches, builder, InterpretedCapture(), (3,), ours._capacity, (2,), taps)
+    graphs = DecodeGraphs(
+        ours._model, ours._caches, builder, InterpretedCapture(), Recordable((3,), ours._capacity, (2,)), taps
+    )
     spans = []
     for row in range(2):
         blocks = (tuple(range(5 * row + 1, 5 * row + 4)),) * len(builder.tables)
@@ -170,7 +173,7 @@ def test_rows_of_fewer_tokens_among_others(engines: tuple[Engine, Engine]) -> No
     ours, builder, executor = graphs_of(engines[1]), runner._builder, runner._executor
     taps, none = (layer_output(0), FINAL), ((),) * len(builder.tables)
     graphs = DecodeGraphs(
-        ours._model, ours._caches, builder, InterpretedCapture(), (3,), ours._capacity, (1, 3), taps, padded=True
+        ours._model, ours._caches, builder, InterpretedCapture(), Recordable((3,), ours._capacity, (1, 3), True), taps
     )
     spans = []
     for row, count in enumerate((2, 3, 1)):
@@ -208,7 +211,9 @@ def test_rows_that_want_some_of_their_logits_run_layer_by_layer(
     """Beside rows with drafts, all of as many tokens as are recorded: a replay would give logits of the others too."""
     ours, runner = graphs_of(engines[1]), engines[1].runner
     assert isinstance(runner, ModelRunner)
-    graphs = DecodeGraphs(ours._model, ours._caches, runner._builder, InterpretedCapture(), (2,), ours._capacity, (2,))
+    graphs = DecodeGraphs(
+        ours._model, ours._caches, runner._builder, InterpretedCapture(), Recordable((2,), ours._capacity, (2,))
+    )
     graphs.note_answer()
     with torch.inference_mode():
         assert not graphs.capture_next() and not graphs.failed
@@ -311,7 +316,7 @@ def test_a_device_that_fails_while_nothing_runs_ends_the_engine(
 
     runner, ours = engines[1].runner, graphs_of(engines[1])
     assert isinstance(runner, ModelRunner)
-    graphs = DecodeGraphs(ours._model, ours._caches, runner._builder, Fails(), (1,), ours._capacity)
+    graphs = DecodeGraphs(ours._model, ours._caches, runner._builder, Fails(), Recordable((1,), ours._capacity))
     graphs.note_answer()
     monkeypatch.setattr(runner, "_graphs", graphs)
     monkeypatch.setattr(Event, "wait", mark)
