@@ -25,6 +25,7 @@ class EngineStats:
         drafter_failures: times a drafter failed and was switched off.
         draft_decisions: (reason, count) of why sequences had the drafts they had, one for each that drew in a step.
         accepted_now, accepted_usually: accepted drafts of a verified proposal, of the last few hundred and thousands.
+        accepted_by_position: (position, count) of verified proposals whose drafts were accepted up to that one, from 0.
         failed_loads: sequences that began anew because blocks could not be loaded from a lower tier.
         kv_below: (what, count) of blocks that were copied to a lower tier and back: saved, loaded, failed, dropped for
             others; and of loads that were declined, because computing is sooner done.
@@ -63,6 +64,7 @@ class EngineStats:
     draft_decisions: tuple[tuple[str, int], ...] = ()
     accepted_now: float = 0.0
     accepted_usually: float = 0.0
+    accepted_by_position: tuple[tuple[int, int], ...] = ()
     failed_loads: int = 0
     kv_below: tuple[tuple[str, int], ...] = ()
     kv_below_blocks: int = 0

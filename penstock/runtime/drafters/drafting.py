@@ -132,7 +132,8 @@ class Drafting:
     def figures(self) -> DraftFigures:
         """What is told of all this."""
         decisions = tuple(self._depths.decisions.items())
-        return DraftFigures(self._failures, decisions, self._drift.now, self._drift.usually)
+        drift = self._drift
+        return DraftFigures(self._failures, decisions, drift.now, drift.usually, tuple(enumerate(drift.by_position)))
 
     def _hear(self) -> None:
         """Tells what was drawn while nobody asked: once for each slot."""
