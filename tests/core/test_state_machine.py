@@ -373,4 +373,4 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert counts["guided"] >= 300 and counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["plans beside one in flight"] >= 5_000, counts
     assert counts["hits after checkpoints"] >= 1_000 and counts["pinned prompts"] >= 50, counts
-    assert counts["hits"] >= 5_000 and counts["whole answers"] >= 5_000, counts
+    assert counts["hits"] >= 4_000 and counts["whole answers"] >= 5_000, counts
