@@ -9,6 +9,7 @@ from typing import Any
 from penstock.config.constraint import ANY_TOOL, Grammar, ToolChoice
 from penstock.config.given_rows import GivenRows
 from penstock.config.lengths import Repetition, Truncation
+from penstock.config.retention import NO_RETENTION, Retention
 from penstock.config.sampling import SamplingParams
 
 
@@ -32,6 +33,7 @@ class GenerationRequest:
             alone, as chat templates write them.
         priority: lower is sooner, under the priority policy.
         cache_salt: requests share cached prefixes only with requests of the same salt.
+        retention: how long what it computes is to stay in the prefix cache.
         owner: who sent it: the digest of an API key, "" where there are none.
         grammar: what the answer must follow (what comes after the reasoning, of a model that reasons).
         tool_choice: whether the answer may or must call the tools.
@@ -63,6 +65,7 @@ class GenerationRequest:
     truncation: Truncation | None = None
     repetition: Repetition | None = None
     decides: bool = False
+    retention: Retention = NO_RETENTION
 
     @property
     def live_id(self) -> str:

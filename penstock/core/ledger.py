@@ -72,7 +72,10 @@ class Ledger:
         self.restart(sequence)
 
     def restart(self, sequence: Sequence) -> None:
-        """As `send_back`, but not for want of memory."""
+        """As `send_back`, but not for want of memory; what loads ahead of others, which has no slot, just ends."""
+        if sequence.slot < 0:
+            self._cache.end_preload(sequence)
+            return
         self._leave_batch(sequence, keep=True)
         self._queues.enqueue(sequence)
 
@@ -97,7 +100,7 @@ class Ledger:
         """Notes the first `count` tokens of a result as an output, with all else that it tells."""
         if sequence.follows:
             return
-        self.counters.generated_tokens += count
+        self.counters.generated_tokens += count * sequence.request.counted
         self._outputs.append(
             EngineOutput(
                 sequence.request.request_id,
@@ -142,7 +145,8 @@ class Ledger:
             del self._requests[request_id]
             if not self._caching:
                 self._cache.tree.drop_space(sequence.namespace.space)
-            self.counters.end(reason)
+            if sequence.request.counted:
+                self.counters.end(reason)
 
     def _leave_batch(self, sequence: Sequence, *, keep: bool) -> None:
         self._cache.release(sequence, keep=keep)

@@ -11,6 +11,7 @@ from penstock.config.constraint import Grammar, Thinking
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.pooling import PoolingParams
 from penstock.config.request_facts import NO_FACTS, RequestFacts
+from penstock.config.retention import NO_RETENTION, Retention
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 
@@ -45,6 +46,8 @@ class EngineRequest:
         media: placeholders in the prompt, in order, none overlapping.
         encoder: what the decoder attends to besides, of a model with an encoder.
         facts: told of it, and carried.
+        retention: how long what it computes is to stay in the cache.
+        counted: whether metrics count it; what the engine asks of itself is not.
     """
 
     request_id: str
@@ -63,6 +66,8 @@ class EngineRequest:
     media: tuple[MediaSpan, ...] = ()
     encoder: EncoderInput | None = None
     facts: RequestFacts = NO_FACTS
+    retention: Retention = NO_RETENTION
+    counted: bool = True
 
     def __post_init__(self) -> None:
         if self.speculate and self.guided:

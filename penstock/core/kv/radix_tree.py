@@ -17,6 +17,7 @@ from penstock.core.kv.groups import FullGroup
 from penstock.core.kv.node import Key, Match, Namespace, Node
 from penstock.core.kv.states import States
 from penstock.core.policies.eviction import Evicted, EvictionOrder
+from penstock.core.policies.retention import Retained
 from penstock.core.protocol import NULL_BLOCK
 
 
@@ -52,6 +53,7 @@ class RadixTree:
             for g, pool in enumerate(pools)
         ]
         self._evicted = Evicted(4 * max(pool.num_blocks for pool in pools))
+        self.retained = Retained(min(pools[g].num_blocks - 1 for g in self._essential or range(len(pools))))
         self.idle = [0] * len(pools)  # per group: blocks only the tree refers to, all of which eviction can free
 
     # -- matching ---------------------------------------------------------------------------------------------------
@@ -92,8 +94,11 @@ class RadixTree:
         user_at.users -= 1
         self._unlink_if_empty(user_at)
 
-    def match(self, namespace: Namespace, tokens: Sequence[int], limit: int) -> Match:
-        """Finds the longest prefix, at most `limit` tokens long, that every cache group can serve."""
+    def match(self, namespace: Namespace, tokens: Sequence[int], limit: int, *, lower: bool = True) -> Match:
+        """Finds the longest prefix, at most `limit` tokens long, that every cache group can serve.
+
+        With `lower`, what a lower tier has may go on from it.
+        """
         root = self._roots.get(namespace.space)
         if root is None:
             return Match((), None, 0, 0, None, "first_seen" if limit else "")
@@ -121,7 +126,7 @@ class RadixTree:
         pending = min(pending, limit)
         at = node if portal is None else portal
         reason = "" if total >= limit else self._miss_reason(at, tokens, position, found > total, pending > found)
-        below = self._below(nodes[:valid], namespace, tokens, limit) if pending <= found else ()
+        below = self._below(nodes[:valid], namespace, tokens, limit) if lower and pending <= found else ()
         if below and below[-1].depth > total:
             tail, tail_tokens = None, 0
             served = valid
@@ -301,6 +306,15 @@ class RadixTree:
                     self.pinned[g].append(block)
             up = up.parent
 
+    def retain_for(self, node: Node, owner: str, priority: int, seconds: float | None) -> None:
+        """An owner wants a node's blocks kept longer, or less long, than others."""
+        if node.filled and self.retained.mark(node, owner, priority, seconds):
+            self._offer_all(node)
+
+    def _offer_all(self, node: Node) -> None:
+        for g in range(len(self._pools)):
+            self._offer(g, node)
+
     def discard(self, node: Node) -> None:
         """Takes a leaf out of the tree; sequences that hold its blocks keep them."""
         if node.parent is not None and not node.children:
@@ -341,6 +355,8 @@ class RadixTree:
 
     def evict(self, group: int) -> bool:
         """Frees an idle block of a group, and what becomes useless with it; False if there is none."""
+        for ended in self.retained.ended():
+            self._offer_all(ended)
         node = self._eviction[group].pop()
         if node is None:
             return False
@@ -388,6 +404,7 @@ class RadixTree:
         if node.filled and parent is not None:
             node.filled = False
             self._states.drop(node)
+            self.retained.forget(node)
             del parent.order[bisect_left(parent.order, node.key)]
             for g in self._essential:
                 self._offer(g, parent)
@@ -438,6 +455,7 @@ class RadixTree:
 
     def check_integrity(self) -> None:
         """Raises AssertionError if counts, links or orders disagree."""
+        self.retained.check_integrity()
         held: list[dict[int, Node]] = [{} for _ in self._pools]
         for space, root in self._roots.items():
             assert root.name == space and root.public

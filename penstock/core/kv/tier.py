@@ -19,10 +19,12 @@ class Tier:
 
     Attributes:
         waiting: whether copies are due while nothing is evicted.
+        preloads: prefixes that may come up at a time for those who wait to be admitted.
         seconds_for: how long computing so many tokens takes; None as long as that is not known.
     """
 
     waiting = False
+    preloads = 0
 
     def __init__(self) -> None:
         self.seconds_for: Callable[[int], float | None] = lambda tokens: None
@@ -50,6 +52,9 @@ class Tier:
     def worth(self, start: int, nodes: Sequence[Node]) -> bool:
         """Whether loading these nodes, which go on from `start` tokens, is sooner done than computing them."""
         return True
+
+    def declined(self) -> None:
+        """A sequence began without them, since they were not worth it."""
 
     def figures(self) -> Mapping[str, Any]:
         """What it has and counts, by the names of EngineStats."""
