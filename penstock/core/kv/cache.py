@@ -119,6 +119,7 @@ class KVCache:
             "blocks_cached": cached,
             "blocks_total": total,
             **self.transfers.tier.figures(),
+            **self.tree.observer.figures(),
             "slots_used": sum(computed - table.live_from * self.block_size for computed, table in tables),
             "slots_allocated": sum(table.held for _, table in tables) * self.block_size,
         }
@@ -139,6 +140,7 @@ class KVCache:
 
     def attach(self, sequence: Sequence, match: Match) -> bool:
         """Pins the matched blocks and starts the sequence's tables with them; False where its encoder has no room."""
+        self.tree.observer.begins(sequence)
         cursor = self.tree.enter(sequence.namespace)
         if match.nodes:
             self.tree.move(cursor, match.nodes[-1])
@@ -462,6 +464,7 @@ class KVCache:
         self.tree.clear()
         self.cross.clear()
         self.transfers.clear()
+        self.tree.observer.cleared()
 
     def check_integrity(self, sequences: abc.Sequence[Sequence]) -> None:
         """Raises AssertionError unless every reference is accounted for."""

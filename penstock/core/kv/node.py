@@ -47,12 +47,13 @@ class Node:
         state: slot with the recurrent state at its end, None if there is none.
         users: sequences whose computed tokens end here; it stays in the tree until they move on.
         uses: requests that matched it, plus one.
+        told: what an observer keeps of it.
         stamps: per group, number of its newest entry in the eviction queue.
     """
 
     __slots__ = (
         "below", "blocks", "children", "depth", "digest", "filled", "key", "name", "order", "owner", "parent", "path",
-        "public", "saving", "stamps", "state", "users", "uses",
+        "public", "saving", "stamps", "state", "told", "users", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, name: Hashable, key: Key, groups: int, owner: Any = None) -> None:
@@ -73,6 +74,7 @@ class Node:
         self.users = 0
         self.uses = 1
         self.stamps = [0] * groups
+        self.told: Any = None
 
 
 @dataclass(frozen=True, slots=True)

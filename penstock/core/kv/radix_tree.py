@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.core.kv.groups import FullGroup
 from penstock.core.kv.node import Key, Match, Namespace, Node
+from penstock.core.kv.observer import Observer
 from penstock.core.kv.states import States
 from penstock.core.policies.eviction import Evicted, EvictionOrder
 from penstock.core.protocol import NULL_BLOCK
@@ -53,6 +54,7 @@ class RadixTree:
         ]
         self._evicted = Evicted(4 * max(pool.num_blocks for pool in pools))
         self.idle = [0] * len(pools)  # per group: blocks only the tree refers to, all of which eviction can free
+        self.observer = Observer()
 
     # -- matching ---------------------------------------------------------------------------------------------------
 
@@ -277,6 +279,7 @@ class RadixTree:
                 self._pools[g].retain(block)
                 node.blocks[g] = block
                 self._holder[g][block] = node
+                self.observer.stored(node, g)
         return node, True
 
     def restore(self, parent: Node | None, namespace: Namespace, key: Key) -> Node:
@@ -368,6 +371,7 @@ class RadixTree:
         block = node.blocks[group]
         node.blocks[group] = NULL_BLOCK
         del self._holder[group][block]
+        self.observer.removed(node, group)
         if self._pools[group].release(block) == 0:
             self.idle[group] -= 1
 
@@ -409,7 +413,8 @@ class RadixTree:
 
     def forget_below(self, node: Node, group: int) -> None:
         """The lower tier has no copy of a node's block any more."""
-        node.below.pop(group, None)
+        if node.below.pop(group, None) is not None:
+            self.observer.removed(node, group, below=True)
         self._unlink_if_empty(node)
 
     def saved(self, node: Node, group: int, place: int | None) -> None:
@@ -417,6 +422,7 @@ class RadixTree:
         node.saving -= 1
         if place is not None:
             node.below[group] = place
+            self.observer.stored(node, group, below=True)
         self._unlink_if_empty(node)
 
     def copies_below(self) -> Iterator[tuple[Node, int, int]]:

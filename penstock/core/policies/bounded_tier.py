@@ -420,6 +420,7 @@ def restored(cache: KVCache, tier: BoundedTier, found: Iterable[tuple[int, Entry
             lost.append(place)
         else:
             known.below[entry.group] = place
+            cache.tree.observer.stored(known, entry.group, below=True)
             copies.append((place, known, entry.group))
     tier.restore(copies)
     for node in strays:
