@@ -191,6 +191,11 @@ class SchedulerOptions:
     whole_prompts: bool = False
     share_prefix_cache: bool = False
 
+    @property
+    def most_chunk(self) -> int:
+        """Most tokens of one sequence in a step."""
+        return min(self.max_num_batched_tokens, self.max_chunk_tokens or self.max_num_batched_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:

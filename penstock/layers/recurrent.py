@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cache import StateRows
 from penstock.layers.linear import Linear

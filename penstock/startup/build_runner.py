@@ -9,9 +9,9 @@ from functools import partial
 
 import torch
 
+from penstock.config.cache_spec import CacheKind
 from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.config.resolve import Decision
-from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.layers.part import ModelPart

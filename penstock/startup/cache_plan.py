@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from penstock.config.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, ModelFacts
 from penstock.config.speculation import speculation
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.startup.adapter_room import adapter_bytes
 from penstock.startup.gpu_memory import DeviceMemory, described, share
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory

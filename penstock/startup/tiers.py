@@ -29,7 +29,7 @@ from penstock.transfer.store import RamBefore, RamStore, Store
 from penstock.weights.content import content_digest, files_digest
 
 log = logging.getLogger(__name__)
-_LAYOUT: Final = 1  # of what is kept
+_LAYOUT: Final = 2  # of what is kept
 _MOST_SAVING: Final = 512  # blocks that are written at a time
 # What the numbers in a block depend on, besides the weights and the arithmetic.
 _DECIDE: Final = (
@@ -96,7 +96,7 @@ def _prompt_seconds(engine: Idle, tokens: int) -> float | None:
 
 
 def disk_folder(started: Started, pieces: Pieces) -> Path:
-    """Where the blocks of this model are kept; those of its other versions go, if nobody has them.
+    """Where the blocks of this model are kept; those of its other versions go that take more than as many bytes.
 
     Raises:
         ConfigError: there is no such folder.
@@ -112,8 +112,8 @@ def disk_folder(started: Started, pieces: Pieces) -> Path:
         raise ConfigError(
             f"--kv-disk has no folder to keep blocks in ({error}); name one with --kv-disk-path."
         ) from None
-    for other in remove_others(folder, name):
-        log.info("%s is removed: it was of another version of this model", other)
+    for other in remove_others(folder, name, options.kv_disk or 0):
+        log.info("%s is removed: it was of a version of this model that was used less lately than others", other)
     return folder
 
 

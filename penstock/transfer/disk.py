@@ -6,7 +6,6 @@ Nothing waits for the disk: what a crash loses is computed again.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import Final
 
 from penstock.config.errors import ConfigError
 from penstock.core.policies.bounded_tier import Entry
-from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, lock, try_lock, write_about
+from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, lock, remove_files, size_and_use, try_lock, write_about
 from penstock.transfer.index import Index
 from penstock.transfer.pieces import Bytes
 from penstock.transfer.places import PlacesFile
@@ -93,15 +92,24 @@ class DiskStore(Described):
         os.close(self._lock)
 
 
-def remove_others(folder: Path, stem: str) -> list[Path]:
-    """Removes the folders beside `folder` that begin with `stem`, of other versions of a model, if nobody has them."""
+def remove_others(folder: Path, stem: str, most: int) -> list[Path]:
+    """Removes folders beside `folder` that begin with `stem`, of other versions of a model, if nobody has them.
+
+    Those that were used last stay, as far as `most` bytes hold them all: whoever goes back to them finds them.
+
+    Returns:
+        Those that were removed. What in them is nobody's stays.
+    """
+    others = (other for other in folder.parent.glob(f"{stem}-????????????????") if other != folder and other.is_dir())
+    found = [(size_and_use(other), other) for other in others]
     removed = []
-    for other in folder.parent.glob(f"{stem}-????????????????"):
-        if other == folder or not other.is_dir():
+    for (size, _), other in sorted(found, key=lambda one: one[0][1], reverse=True):
+        most -= size
+        handle = try_lock(other, alone=True) if most < 0 else None
+        if handle is None:
             continue
-        handle = try_lock(other, alone=True)  # held until they are gone, so that nobody takes them meanwhile
-        if handle is not None:
-            shutil.rmtree(other, ignore_errors=True)
-            os.close(handle)
-            removed.append(other)
+        with suppress(OSError):  # held until they are gone, so that nobody takes them meanwhile
+            remove_files(other)
+        os.close(handle)
+        removed.append(other)
     return removed

@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 from penstock.config.adapters import AdapterUse, adapters_key, key_parts
 from penstock.core.kv.node import Key, Node
 from penstock.core.kv.observer import Observer
-from penstock.core.sequence import Sequence, medium_of
+from penstock.core.policies.naming import medium_of
+from penstock.core.sequence import Sequence
 from penstock.transfer.block_hashes import Extra
 
 _MOST_NAMES: Final = 65_536  # of sets of adapters that are remembered

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from penstock.config.cache_spec import CacheGroup
 from penstock.config.constraint import Thinking
 from penstock.config.errors import RequestError
 from penstock.config.media import EncoderInput, MediaSpan
-from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.policies.bounded_tier import BoundedTier
 from penstock.core.protocol import StepPlan, StepResult
 from penstock.core.request import PUBLIC, EngineOutput, EngineRequest, FinishReason

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.core.kv.node import Namespace
 from penstock.core.policies.bounded_tier import Entry
 from penstock.core.protocol import CacheOp, CacheOpKind

@@ -6,9 +6,9 @@ from collections import abc
 from dataclasses import replace
 from typing import Any
 
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.core.kv.allocation import Allocation, BlockTable
 from penstock.core.kv.block_pool import BlockPool
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.kv.cross import CrossStore
 from penstock.core.kv.groups import SlidingGroup, manager_of
@@ -60,23 +60,15 @@ class KVCache:
     def capacity(self) -> int:
         """Tokens the whole cache holds; sliding groups bound it only where there is nothing else."""
         kept = [g for g, group in enumerate(self.groups) if group.bounds_capacity] or range(len(self.pools))
-        return min(self._room(g) for g in kept) * self.block_size
+        return min(self.room(g) for g in kept) * self.block_size
 
-    def _room(self, group: int) -> int:
+    def room(self, group: int) -> int:
         """Blocks of a group that requests can have: all but those of pinned prefixes."""
         return self.pools[group].num_blocks - 1 - len(self.tree.pinned[group])
 
     def available(self, group: int) -> int:
         """Blocks that can be had now, by eviction if need be."""
         return self.pools[group].num_free + self.tree.idle[group]
-
-    def can_hold(self, lengths: abc.Sequence[int], chunk: int) -> bool:
-        """Whether sequences of so many tokens, which go on together, fit where nothing but pinned prefixes is."""
-        growth = len(lengths) - 1  # what the memory gate keeps free for those that run
-        return all(
-            sum(group.peak_blocks(tokens, chunk) for tokens in lengths) + growth <= self._room(g)
-            for g, group in enumerate(self.groups)
-        )
 
     def will_fit(self, sequence: Sequence, tokens: int) -> bool:
         """Whether `extend` can succeed once the steps in flight have committed."""
@@ -89,24 +81,6 @@ class KVCache:
     def coming(self) -> int:
         """References whose release waits for a step in flight."""
         return sum(map(len, self._deferred.values()))
-
-    def admission_need(self, group: int, tokens: int, chunk: int, match: Match) -> int:
-        """Blocks of `available` that admitting a sequence of that many tokens would take, by its end."""
-        manager = self.groups[group]
-        shared = match.nodes[manager.first_needed(match.tokens) // self.block_size :]
-        refs = self.pools[group].refs
-        in_use = sum(refs[node.blocks[group]] > 1 for node in shared)
-        return max(0, manager.peak_blocks(tokens, min(chunk, max(1, tokens - match.tokens))) - in_use)
-
-    def growth(self, sequence: Sequence, chunk: int) -> tuple[int, ...]:
-        """Per group, blocks a running sequence still needs for the tokens it knows."""
-        known = sequence.known
-        chunk = min(chunk, max(1, known - sequence.computed))
-        tables = _held(sequence).tables
-        return tuple(
-            max(0, group.peak_blocks(known, chunk) - table.held)
-            for group, table in zip(self.groups, tables, strict=True)
-        )
 
     def usage(self, running: abc.Sequence[Sequence]) -> dict[str, Any]:
         """What is taken, by the names of EngineStats; `running` are the sequences in the batch."""

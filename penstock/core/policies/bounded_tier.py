@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from itertools import accumulate, islice
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -72,9 +72,9 @@ class NoCatalog:
 
 
 def place_numbers(places: Sequence[int]) -> tuple[range, ...]:
-    """The numbers of each group's places, of so many a group: all different, from 1 on."""
-    ends = [*accumulate(places, initial=1)]
-    return tuple(map(range, ends, ends[1:]))
+    """The numbers of each group's places, of so many a group: all different, from 1 on, and the same with more room."""
+    groups = len(places)
+    return tuple(range(1 + g, 1 + g + groups * count, groups) for g, count in enumerate(places))
 
 
 def _digest(*parts: object) -> bytes:
@@ -369,7 +369,9 @@ class BoundedTier(Tier):
     def check_integrity(self) -> None:
         """Raises AssertionError unless every place is free, in use, or of a node that knows it."""
         places = [*(place for free in self._free for place in free), *self._saving, *self._stored, *self._leaving]
-        assert sorted(places) == [place for numbers in self._places for place in numbers], "a place is lost or doubled"
+        assert sorted(places) == sorted(place for numbers in self._places for place in numbers), (
+            "a place is lost or doubled"
+        )
         for place, copy in self._stored.items():
             assert copy.node.below.get(copy.group) == place and place in self._places[copy.group]
         behind = Counter((_before(copy.node), copy.group) for copy in self._stored.values())
