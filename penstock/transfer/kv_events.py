@@ -17,9 +17,9 @@ from typing import Any, Final
 import msgspec
 import zmq
 
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.config.errors import ConfigError
 from penstock.config.kv_events import KVEvents
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.transfer.block_hashes import BlockHasher, as_number
 from penstock.transfer.told_blocks import Note, Place, Told, ToldBlocks, chain
 
@@ -133,7 +133,6 @@ class EventPublisher:
         self._asked = asked
         self._writer = writer
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.LINGER, _LINGER_MS)
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=asked.buffer_steps)
         self._kept_bytes = 0
         self._number = self._lost = 0
@@ -158,6 +157,7 @@ class EventPublisher:
             return None
         socket = self._context.socket(kind)
         socket.set_hwm(self._asked.hwm)
+        socket.set(zmq.LINGER, _LINGER_MS)
         try:
             if listens:
                 socket.bind(endpoint)
