@@ -14,7 +14,6 @@ from penstock.core.policies.order import default_gates
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
-from penstock.engine.shared_prompts import pin_shared_prompts
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu.journal import JournalError
 from penstock.runtime.drafters.drafter import Drafter
@@ -26,6 +25,7 @@ from penstock.startup.kept_start import find
 from penstock.startup.kv_events import settle_events
 from penstock.startup.restart import restarted
 from penstock.startup.scheduling import scheduler_options
+from penstock.startup.shared_prompts import pin_shared_prompts
 from penstock.startup.shortage import shortage_as_plan_error
 from penstock.startup.started import Started
 from penstock.startup.tiers import settle_tier
