@@ -147,6 +147,8 @@ class AdmissionControl:
             return  # resumed
         sequence.cached_tokens = match.reach
         sequence.queue_seconds = monotonic() - sequence.arrived
+        if not sequence.request.counted:
+            return
         counters = self._ledger.counters
         counters.cached_tokens += match.reach
         counters.prompt_tokens += sequence.num_prompt

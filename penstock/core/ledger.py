@@ -97,7 +97,7 @@ class Ledger:
         """Notes the first `count` tokens of a result as an output, with all else that it tells."""
         if sequence.follows:
             return
-        self.counters.generated_tokens += count
+        self.counters.generated_tokens += count * sequence.request.counted
         self._outputs.append(
             EngineOutput(
                 sequence.request.request_id,
@@ -142,7 +142,8 @@ class Ledger:
             del self._requests[request_id]
             if not self._caching:
                 self._cache.tree.drop_space(sequence.namespace.space)
-            self.counters.end(reason)
+            if sequence.request.counted:
+                self.counters.end(reason)
 
     def _leave_batch(self, sequence: Sequence, *, keep: bool) -> None:
         self._cache.release(sequence, keep=keep)

@@ -45,6 +45,7 @@ class EngineRequest:
         media: placeholders in the prompt, in order, none overlapping.
         encoder: what the decoder attends to besides, of a model with an encoder.
         facts: told of it, and carried.
+        counted: whether metrics count it; what the engine asks of itself is not.
     """
 
     request_id: str
@@ -63,6 +64,7 @@ class EngineRequest:
     media: tuple[MediaSpan, ...] = ()
     encoder: EncoderInput | None = None
     facts: RequestFacts = NO_FACTS
+    counted: bool = True
 
     def __post_init__(self) -> None:
         if self.speculate and self.guided:

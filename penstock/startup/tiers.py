@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,16 +16,18 @@ from penstock.config.adapters import path_and_scale
 from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.config.environment import kv_folder
 from penstock.config.errors import ConfigError
+from penstock.config.machine import read_machine
+from penstock.config.options import EngineOptions
 from penstock.core.kv.cache import KVCache
 from penstock.core.policies.bounded_tier import BoundedTier, place_numbers, restored
 from penstock.runtime.runner import ModelRunner
+from penstock.startup.below_room import BelowRoom, below_room
 from penstock.startup.memory_plan import format_bytes
 from penstock.startup.started import Started
 from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, remove_others
 from penstock.transfer.pieces import Pieces
-from penstock.transfer.places import place_bytes
 from penstock.transfer.store import RamBefore, RamStore, Store
 from penstock.weights.content import content_digest, files_digest
 
@@ -57,8 +60,8 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
         )
     pieces = Pieces(runner.memory, options.torch_device)
     most = options.kv_disk or options.kv_ram or 0
-    # A block of tokens is kept in all groups, which have as many places each.
-    places = most // sum(place_bytes(size) if options.kv_disk else size for size in pieces.sizes)
+    room = _room(options, pieces.sizes)
+    places = room.places  # in all groups, in each of which a block of tokens is kept
     if not places:
         raise ConfigError(
             f"{'--kv-disk' if options.kv_disk else '--kv-ram'} is {format_bytes(most)}, but a block of "
@@ -75,7 +78,6 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
         counts,
         min(_MOST_SAVING, max(len(counts), places)),
         cache.tree.forget_below,
-        eager=True,
         catalog=store,
     )
     tier.seconds_for = partial(_prompt_seconds, engine)
@@ -84,10 +86,24 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
         store.forget(place)
     runner.mover = Carrier(pieces, store)
     what = "disk" if options.kv_disk else "memory"
-    log.info(
-        "%-12s %12s  %d blocks on %s, %d of them from before", "KV below", format_bytes(most), places, what, tier.copies
-    )
+    told = f"{places} blocks on {what}, {tier.copies} of them from before; their names take up to"
+    log.info("%-12s %12s  %s %s of memory", "KV below", format_bytes(most), told, format_bytes(room.index_bytes))
     return [Warming(engine, cache, tier)]
+
+
+def _room(options: EngineOptions, sizes: Sequence[int]) -> BelowRoom:
+    """Room for copies, as far as there is memory for their names."""
+    asked = below_room(options, sizes)
+    room = below_room(options, sizes, read_machine().memory_available)
+    if room.places < asked.places:
+        log.warning(
+            "there would be room for %d blocks, but their names would take %s of memory; %d are kept. Blocks of more "
+            "tokens (--block-size) need fewer names.",
+            asked.places,
+            format_bytes(asked.index_bytes),
+            room.places,
+        )
+    return room
 
 
 def _prompt_seconds(engine: Idle, tokens: int) -> float | None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from typing import Final
 
 from penstock.config.errors import ConfigError
@@ -21,6 +22,7 @@ from penstock.transfer.places import PlacesFile
 from penstock.transfer.store import Described, StoreError, always
 
 _PAUSE_S: Final = 30.0  # without writing, where the disk is full
+_GIVEN_UP_S: Final = 0.5  # until the index says what is not wanted any more
 _LOCK_S: Final = 5.0  # an engine that ends may have the folder so long
 
 
@@ -44,6 +46,7 @@ class DiskStore(Described):
         super().__init__()
         self._folder = folder
         self._paused_until = 0.0
+        self._later: Timer | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.chmod(folder, 0o700)
@@ -69,7 +72,16 @@ class DiskStore(Described):
 
     def forget(self, place: int) -> None:
         super().forget(place)
-        self._index.drop(place)  # it may never be written: what is at the place later has another digest
+        self._index.drop(place)
+        if self._later is None:  # a crash would bring it back
+            self._later = Timer(_GIVEN_UP_S, self._write_given_up)
+            self._later.daemon = True
+            self._later.start()
+
+    def _write_given_up(self) -> None:
+        self._later = None
+        with suppress(OSError):  # a full disk: what is at the place later has another digest
+            self._index.write_given_up()
 
     def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
         if time.monotonic() < self._paused_until:
@@ -85,6 +97,8 @@ class DiskStore(Described):
         return self._file.read(place, entry)
 
     def close(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
         self._index.close()
         self._file.close()
         with suppress(OSError):

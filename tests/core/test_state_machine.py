@@ -134,13 +134,12 @@ class EngineLife(RuleBasedStateMachine):
         more_groups=st.sampled_from([(), (), (), (CROSS,), (OPTIONAL,), (CROSS, OPTIONAL)]),
         guesses=st.sampled_from([None, (1, 8), (3, 5), (4, 0), (5, 7)]),
         places=st.sampled_from([0, 5, 60, 200]),
-        eager=st.booleans(),
         moves=st.tuples(st.sampled_from([0, 1, 4]), st.sampled_from([0, 0, 2]), st.sampled_from([0, 1, 5])),
     )
     def start(
         self, windows: tuple[int | None, ...], block_size: int, rows: int, budget: int, spare: int, caching: bool,
         policy: str, depth: int, checkpoints: int | None, pinned: int, more_groups: tuple[CacheGroup, ...],
-        guesses: tuple[int, int] | None, places: int, eager: bool,
+        guesses: tuple[int, int] | None, places: int,
         moves: tuple[int, int, int],
     ) -> None:  # fmt: skip
         pinned *= caching
@@ -152,7 +151,7 @@ class EngineLife(RuleBasedStateMachine):
             windows, blocks=-(-(76 + pinned) // block_size) + 2 + spare, block_size=block_size, rows=rows,
             budget=budget, vocab_size=3, caching=caching, policy=policy, depth=depth, checkpoints=checkpoints,
             more_groups=more_groups, drafter=Guesser(*guesses) if guesses else None, mover=self.mover,
-            places=places * caching, eager=eager,
+            places=places * caching,
         )  # fmt: skip
         self.recurrent = checkpoints is not None
         if pinned:

@@ -214,9 +214,23 @@ def test_a_tier_that_is_slower_than_computing_is_not_asked() -> None:
     assert tier.worth(0, [node]), "nobody knows how long loading takes"
     assert tier.open(place) >= 0.5
     tier.close(place, failed=False)
-    assert not tier.worth(0, [node]) and tier.counters.declined == 1
+    assert not tier.worth(0, [node])
     tier.seconds_for = lambda tokens: 10.0 * tokens
     assert tier.worth(0, [node])
+
+
+def test_a_load_that_is_declined_costs_no_other_hit_and_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiered(SlowMover())
+    evicted(engine)
+    tier = engine.scheduler.cache.transfers.tier
+    assert isinstance(tier, BoundedTier)
+    answered(engine, [*FIRST[:7], 9])  # loads a block, and computes part of the next
+    monkeypatch.setattr(tier, "worth", lambda start, nodes: False)
+    engine.add(request("a", FIRST, max_tokens=5))
+    (waiting,) = engine.scheduler.waiting
+    assert all(engine.scheduler.cache.match(waiting, waiting.reusable).declined for _ in range(3))
+    assert run(engine).outputs[0].cached_tokens == 7
+    assert tier.counters.declined == 1
 
 
 @pytest.mark.parametrize("owner", ["", "somebody"])
@@ -231,9 +245,9 @@ def test_a_prefix_is_found_again_by_content_in_another_process(owner: str) -> No
     mover = SlowMover()
     engines = []
     for _ in range(2):
-        engine = tiered(mover, (None, 6), eager=True)
+        engine = tiered(mover, (None, 6))
         cache = engine.scheduler.cache
-        tier = BoundedTier((160, 160), 16, cache.tree.forget_below, eager=True, catalog=Kept())
+        tier = BoundedTier((160, 160), 16, cache.tree.forget_below, catalog=Kept())
         cache.transfers.tier = tier
         engines.append((engine, tier))
     (first, _), (second, tier) = engines
@@ -256,7 +270,7 @@ def test_a_prefix_is_found_again_by_content_in_another_process(owner: str) -> No
 
 def entries(owner: str | None, *blocks: tuple[int, ...]) -> list[Entry]:
     """A prefix's copies, the first of an owner, None for everybody."""
-    tree = tiered(SlowMover(), eager=True).scheduler.cache.tree
+    tree = tiered(SlowMover()).scheduler.cache.tree
     node, made = None, []
     for block in blocks:
         namespace = Namespace("", None if owner is None or node else ("", owner))
@@ -270,9 +284,9 @@ def test_what_is_found_again_is_what_its_digest_says_and_everything_once() -> No
     stem, mine = (5, 5, 5, 5), (6, 6, 6, 6)
     own, public = entries("me", stem, mine), entries(None, stem)
     forged = [own[0]._replace(key=mine), own[0]._replace(key=()), own[1]._replace(parent=public[0].digest)]
-    engine = tiered(SlowMover(), eager=True)
+    engine = tiered(SlowMover())
     cache = engine.scheduler.cache
-    tier = BoundedTier((20,), 2, cache.tree.forget_below, eager=True)
+    tier = BoundedTier((20,), 2, cache.tree.forget_below)
     found = list(enumerate([*own, *public, own[0], *public, *forged[:2]], 1))
     assert restored(cache, tier, found) == [4, 5, 6, 7]
     engine.scheduler.check_integrity()
@@ -281,20 +295,35 @@ def test_what_is_found_again_is_what_its_digest_says_and_everything_once() -> No
     found_by = {who: cache.tree.match(Namespace("", ("", who)), wanted, 8).reach for who in ("me", "you")}
     assert found_by == {"me": 4, "you": 4}, "what is everybody's stands before what is one's own"
     assert [node.key for node in tier.ends(9)] == [stem, mine], "what was made last comes first"
-    second = tiered(SlowMover(), eager=True).scheduler.cache
-    tier = BoundedTier((20,), 2, second.tree.forget_below, eager=True)
+    second = tiered(SlowMover()).scheduler.cache
+    tier = BoundedTier((20,), 2, second.tree.forget_below)
     assert restored(second, tier, list(enumerate([*public, forged[2]], 1))) == [2]
     second.tree.check_integrity()
 
 
-def test_all_that_is_computed_is_copied_where_that_is_asked_for() -> None:
+def test_all_that_is_computed_is_copied() -> None:
     mover = SlowMover(latest=2)
-    engine = tiered(mover, eager=True)
+    engine = tiered(mover)
     answered(engine, FIRST)
     while engine.prepare():
         pass
     assert mover.ended["save whole"] == (len(FIRST) + 4) // 4
     assert not engine.scheduler.cache.transfers.owed
+
+
+def test_nothing_waits_for_a_save_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    mover = SlowMover(lost=16)
+    engine = tiered(mover)
+    answered(engine, FIRST)
+    transfers = engine.scheduler.cache.transfers
+    assert transfers.owed
+    for _ in range(20):
+        engine.prepare()
+    monkeypatch.setattr("penstock.core.kv.transfers._HANGS_S", 0.0)
+    assert not transfers.owed and not engine.prepare()
+    mover.hurry()
+    answered(engine, SECOND)
+    assert not list(transfers.blocks()) and len(list(engine.scheduler.cache.tree.copies_below())) >= 6
 
 
 def test_who_waits_too_long_for_a_load_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -92,6 +92,20 @@ def described(store: Any, count: int = 20, digest: bytes = b"") -> None:
         store.describe(place, Entry(place % 4, digest or bytes([place] * 16), b"", Namespace("", None), ()))
 
 
+Carried = tuple[KVMemory, GatedStore, Carrier]
+
+
+@pytest.fixture
+def carried() -> Iterator[Carried]:
+    """Memory, a store that knows of twenty places, and a thread between them."""
+    memory, store = memory_of(1), GatedStore()
+    described(store)
+    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    yield memory, store, carrier
+    store.gate.set()
+    carrier.close()
+
+
 @pytest.mark.parametrize("layered", [False, True])
 def test_blocks_of_every_group_come_back_as_they_went(layered: bool) -> None:
     memory = memory_of(1)
@@ -110,10 +124,8 @@ def test_blocks_of_every_group_come_back_as_they_went(layered: bool) -> None:
     carrier.close()
 
 
-def test_a_state_is_copied_as_it_was_when_it_was_asked_for() -> None:
-    memory, store = memory_of(2), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+def test_a_state_is_copied_as_it_was_when_it_was_asked_for(carried: Carried) -> None:
+    memory, store, carrier = carried
     before = content(memory, 3, 1)
     store.gate.clear()
     carrier.start(save(1, 3, 1, 3))
@@ -124,14 +136,11 @@ def test_a_state_is_copied_as_it_was_when_it_was_asked_for() -> None:
     carrier.start(load(2, 3, 2, 3))
     ended(carrier, 1)
     assert content(memory, 3, 2) == before
-    carrier.close()
 
 
 @pytest.mark.parametrize("error", [StoreError, OSError, ValueError])
-def test_what_fails_is_told_and_changes_nothing(error: type[Exception]) -> None:
-    memory, store = memory_of(3), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+def test_what_fails_is_told_and_changes_nothing(error: type[Exception], carried: Carried) -> None:
+    memory, store, carrier = carried
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.fails = error
@@ -143,7 +152,6 @@ def test_what_fails_is_told_and_changes_nothing(error: type[Exception]) -> None:
     store.fails = None
     carrier.start(load(4, 0, 2, 0))
     assert ended(carrier, 1) == {4: True}
-    carrier.close()
 
 
 def test_another_block_at_a_place_is_not_taken() -> None:
@@ -158,10 +166,8 @@ def test_another_block_at_a_place_is_not_taken() -> None:
     carrier.close()
 
 
-def test_after_all_was_ended_nothing_is_written_and_nothing_told() -> None:
-    memory, store = memory_of(5), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+def test_after_all_was_ended_nothing_is_written_and_nothing_told(carried: Carried) -> None:
+    memory, store, carrier = carried
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.gate.clear()
@@ -173,13 +179,10 @@ def test_after_all_was_ended_nothing_is_written_and_nothing_told() -> None:
     carrier.start(load(4, 0, 4, 0))
     assert ended(carrier, 1) == {4: True}
     assert content(memory, 0, 2) == before and content(memory, 0, 4) == content(memory, 0, 1)
-    carrier.close()
 
 
-def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
-    memory, store = memory_of(7), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+def test_a_load_that_has_not_begun_can_be_cancelled(carried: Carried) -> None:
+    memory, store, carrier = carried
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.gate.clear()
@@ -197,7 +200,6 @@ def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
     carrier.start(load(4, 0, 4, 0))
     assert ended(carrier, 1) == {4: True}
     assert content(memory, 0, 3) == before
-    carrier.close()
 
 
 @pytest.mark.parametrize("ended_by", ["cancel", "abort", "close"])
@@ -264,6 +266,24 @@ def test_a_store_that_hangs_at_the_end_keeps_its_files(tmp_path: Path, monkeypat
     store.gate.set()
 
 
+def test_what_was_begun_before_a_place_was_anothers_is_not_kept_there() -> None:
+    """A step failed meanwhile: nobody waits for such a write, which may come last."""
+    store = RamStore()
+    old, new = (Entry(0, bytes([number] * 16), b"", Namespace("", None), ()) for number in range(2))
+    store.describe(1, old)
+
+    def meanwhile() -> bool:
+        store.forget(1)
+        store.describe(1, new)
+        store.write(1, new, (b"new",))
+        return True
+
+    store.write(1, old, (b"old",), meanwhile)
+    assert store.read(1, new) == b"new"
+    store.write(1, old, (b"old",), lambda: not store.forget(1))
+    assert not vars(store)["_kept"]
+
+
 def test_two_may_read_the_same_copy_at_once() -> None:
     store = RamBefore(GatedStore(), 150)
     one = Entry(0, bytes(16), b"", Namespace("", None), ())
@@ -278,20 +298,15 @@ def test_two_may_read_the_same_copy_at_once() -> None:
     assert store.read(1, other) == bytes([1] * 100)
 
 
-def test_a_copy_that_was_forgotten_before_its_load_began_is_a_load_that_failed() -> None:
-    memory, store = memory_of(10), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+def test_a_copy_that_was_forgotten_before_its_load_began_is_a_load_that_failed(carried: Carried) -> None:
+    _, store, carrier = carried
     store.forget(3)
     carrier.start(load(1, 3, 2, 3))
     assert ended(carrier, 1) == {1: False}
-    carrier.close()
 
 
-def test_loads_come_before_saves() -> None:
-    memory, store = memory_of(6), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+def test_loads_come_before_saves(carried: Carried) -> None:
+    _, store, carrier = carried
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.gate.clear()
@@ -301,7 +316,6 @@ def test_loads_come_before_saves() -> None:
     store.gate.set()
     order = list(ended(carrier, 5))
     assert order.index(9) <= 1, "one save had begun"
-    carrier.close()
 
 
 def test_memory_before_a_store_is_bounded() -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from penstock.core.policies.bounded_tier import Entry, place_numbers
 from penstock.transfer import disk
 from penstock.transfer.disk import DiskStore, remove_others
 from penstock.transfer.folder import size_and_use
+from penstock.transfer.index import read_entries
 from penstock.transfer.places import place_bytes
 from penstock.transfer.store import StoreError
 
+DEADLINE_S = 60.0
 SIZES = (100, 5000)
 PLACES = (range(1, 9), range(9, 17))
 
@@ -207,6 +210,19 @@ def test_other_versions_go_where_there_is_no_room_unless_somebody_has_them(tmp_p
     assert [path.name for path in newer.iterdir()] == ["somebody else's"]
     theirs.close()
     other.close()
+
+
+def test_what_was_given_up_is_not_there_after_a_crash(tmp_path: Path) -> None:
+    """Without another write, and without an end."""
+    store = filled(tmp_path)
+    store.forget(3)
+    until = time.monotonic() + DEADLINE_S
+    while 3 in read_entries(tmp_path / "kept" / "index")[0]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    store.forget(4)
+    store.close()
+    assert not {3, 4} & read_entries(tmp_path / "kept" / "index")[0].keys()
 
 
 @pytest.mark.parametrize(("more", "kept"), [(9, 4), (4, 4), (3, 3)])

@@ -102,15 +102,19 @@ class KVCache:
 
     def match(self, sequence: Sequence, limit: int) -> Match:
         """What of the sequence's first `limit` tokens can be had; media are had whole or not at all."""
-        match = self.tree.match(sequence.namespace, sequence.keys, limit)
-        for span in reversed(sequence.request.media):
-            if span.start < match.reach < span.end:
-                match = self.tree.match(sequence.namespace, sequence.keys, span.start)
+        match = self._found(sequence, limit)
         if match.below and not self.transfers.tier.worth(match.tokens, match.below):
-            match = replace(match, below=())
+            match = replace(self._found(sequence, limit, lower=False), declined=True)
         if match.owner is None:
             return match
         return replace(match, pending=self.states.awaited(match.owner, match.pending))
+
+    def _found(self, sequence: Sequence, limit: int, *, lower: bool = True) -> Match:
+        match = self.tree.match(sequence.namespace, sequence.keys, limit, lower=lower)
+        for span in reversed(sequence.request.media):
+            if span.start < match.reach < span.end:
+                match = self.tree.match(sequence.namespace, sequence.keys, span.start, lower=lower)
+        return match
 
     def attach(self, sequence: Sequence, match: Match) -> bool:
         """Pins the matched blocks and starts the sequence's tables with them; False where its encoder has no room."""
@@ -168,6 +172,8 @@ class KVCache:
             allocation.announced = self.tree.announce(allocation.cursor, sequence.namespace, keys, sequence)
         if match.below:
             self.transfers.load(sequence, allocation, match.below)
+        elif match.declined:
+            self.transfers.tier.declined()
 
     def _copy(self, group: int, source: int, target: int, count: int) -> None:
         """Has entries copied by the next plan. The reference to the source becomes the cache's own until then."""

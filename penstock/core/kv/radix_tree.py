@@ -94,8 +94,11 @@ class RadixTree:
         user_at.users -= 1
         self._unlink_if_empty(user_at)
 
-    def match(self, namespace: Namespace, tokens: Sequence[int], limit: int) -> Match:
-        """Finds the longest prefix, at most `limit` tokens long, that every cache group can serve."""
+    def match(self, namespace: Namespace, tokens: Sequence[int], limit: int, *, lower: bool = True) -> Match:
+        """Finds the longest prefix, at most `limit` tokens long, that every cache group can serve.
+
+        With `lower`, what a lower tier has may go on from it.
+        """
         root = self._roots.get(namespace.space)
         if root is None:
             return Match((), None, 0, 0, None, "first_seen" if limit else "")
@@ -123,7 +126,7 @@ class RadixTree:
         pending = min(pending, limit)
         at = node if portal is None else portal
         reason = "" if total >= limit else self._miss_reason(at, tokens, position, found > total, pending > found)
-        below = self._below(nodes[:valid], namespace, tokens, limit) if pending <= found else ()
+        below = self._below(nodes[:valid], namespace, tokens, limit) if lower and pending <= found else ()
         if below and below[-1].depth > total:
             tail, tail_tokens = None, 0
             served = valid

@@ -51,6 +51,9 @@ class Tier:
         """Whether loading these nodes, which go on from `start` tokens, is sooner done than computing them."""
         return True
 
+    def declined(self) -> None:
+        """A sequence began without them, since they were not worth it."""
+
     def figures(self) -> Mapping[str, Any]:
         """What it has and counts, by the names of EngineStats."""
         return {}

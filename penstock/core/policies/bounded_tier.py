@@ -147,15 +147,10 @@ class BoundedTier(Tier):
         places: Sequence[int],
         most_saving: int,
         dropped: Callable[[Node, int], None],
-        *,
-        eager: bool = False,
         catalog: Catalog | None = None,
     ) -> None:
-        """`dropped` is told which node's block, of which group, has no copy here any more.
-
-        Args:
-            eager: blocks are copied when they are computed, and not only when they are about to be evicted.
-            catalog: remembers what copies are of.
+        """`dropped` is told which node's block, of which group, has no copy here any more; `catalog` remembers what
+        copies are of.
         """
         super().__init__()
         self.counters = TierCounters()
@@ -163,7 +158,6 @@ class BoundedTier(Tier):
         self._free = [list(reversed(numbers)) for numbers in self._places]
         self._most_saving = most_saving
         self._dropped = dropped
-        self._eager = eager
         self._urgent = False  # what is about to be evicted comes before copies of what is on the device
         self._catalog = catalog or NoCatalog()
         self._fresh: deque[Node] = deque(maxlen=max(64, max(places, default=0)))
@@ -205,14 +199,18 @@ class BoundedTier(Tier):
 
     @property
     def waiting(self) -> bool:  # type: ignore[override]
-        return bool(self._fresh)
+        return bool(self._fresh) and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a block may be written in all groups."""
+        return len(self._saving) + len(self._places) <= self._most_saving
 
     def filled(self, node: Node) -> None:
-        if self._eager:
-            self._fresh.append(node)
+        self._fresh.append(node)
 
     def due(self, cache: KVCache) -> Iterator[Node]:
-        while self._fresh and len(self._saving) + len(self._places) <= self._most_saving:
+        while self._fresh and self._has_room:
             yield self._fresh.popleft()
         self._urgent = True
         for g, pool in enumerate(cache.pools):
@@ -320,12 +318,7 @@ class BoundedTier(Tier):
     # -- what comes back ----------------------------------------------------------------------------------------------
 
     def worth(self, start: int, nodes: Sequence[Node]) -> bool:
-        if self._is_worth(sum(len(node.below) for node in nodes), nodes[-1].depth - start):
-            return True
-        self.counters.declined += 1
-        return False
-
-    def _is_worth(self, blocks: int, tokens: int) -> bool:
+        blocks, tokens = sum(len(node.below) for node in nodes), nodes[-1].depth - start
         now = monotonic()
         loads = self._loads
         if loads.open and now - loads.begun > loads.patience:
@@ -335,6 +328,9 @@ class BoundedTier(Tier):
             return True
         latency, each = self._fit.costs()
         return latency + each * blocks < computed
+
+    def declined(self) -> None:
+        self.counters.declined += 1
 
     def open(self, place: int) -> float:
         self._readers[place] += 1
