@@ -99,6 +99,7 @@ class EngineOutput(NamedTuple):
         finish_reason: set on the sequence's last output.
         error: a sentence for the client when finish_reason is ERROR.
         cached_tokens: on the first output: prompt tokens taken from the prefix cache.
+        missed: on the first output: why no more of the prompt was taken from there; "" if all was.
         queue_seconds: on the first output: time from arrival to the step that admitted the sequence.
         preemptions: times the sequence was preempted so far.
         pooled: on the last output of a request that pools: its result, float32 in the machine's byte order.
@@ -117,3 +118,4 @@ class EngineOutput(NamedTuple):
     preemptions: int = 0
     pooled: bytes | None = None
     drafts: tuple[int, int] = (0, 0)
+    missed: str = ""

@@ -200,7 +200,7 @@ class Scheduler:
         `idle`: nothing is asked for, so that a step may bring nothing but copies to the tier below.
         """
         for late in self.cache.transfers.overdue():
-            self.ledger.restart(late)
+            self.ledger.load_failed(late, late=True)
         builder = PlanBuilder(self._next_step, self.options.max_num_batched_tokens)
         remaining = [(sequence, sequence.remaining) for sequence in self.running]
         waiting = [sequence for sequence, length in remaining if not length]

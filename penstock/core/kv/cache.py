@@ -104,7 +104,7 @@ class KVCache:
         """What of the sequence's first `limit` tokens can be had; media are had whole or not at all."""
         match = self._found(sequence, limit)
         if match.below and not self.transfers.tier.worth(match.tokens, match.below):
-            match = replace(self._found(sequence, limit, lower=False), declined=True)
+            match = replace(self._found(sequence, limit, lower=False), declined=True, reason="declined")
         if match.owner is None:
             return match
         return replace(match, pending=self.states.awaited(match.owner, match.pending))

@@ -86,7 +86,7 @@ class Match:
         tail, tail_tokens: a node whose first tail_tokens entries continue the match and must be copied, or None, 0.
         pending, owner: tokens that would match once sequences now computing them are done, and the one that computes
             the last of them; 0, None if nobody does.
-        reason: why not more matched; "" if all did.
+        reason: why not more matched; "" if all did. What is below counts as matched.
         whole: how many of the nodes can be had without the tail.
         forks: where states are kept, tokens of whole blocks the tree has, whether or not there is a state there.
         below: nodes after `nodes`, instead of a tail, whose blocks can be loaded from a lower tier.

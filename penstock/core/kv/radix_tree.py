@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from penstock.core.kv.groups import FullGroup
@@ -19,6 +20,8 @@ from penstock.core.kv.observer import Observer
 from penstock.core.kv.states import States
 from penstock.core.policies.eviction import Evicted, EvictionOrder
 from penstock.core.protocol import NULL_BLOCK
+
+_MOST_SPACES = 64  # that are looked at to explain a miss
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -101,7 +104,7 @@ class RadixTree:
         """
         root = self._roots.get(namespace.space)
         if root is None:
-            return Match((), None, 0, 0, None, "first_seen" if limit else "")
+            return Match((), None, 0, 0, None, self._unseen(namespace, tokens) if limit else "")
         size = self._block_size
         node, position = root, 0
         nodes: list[Node] = []
@@ -124,14 +127,16 @@ class RadixTree:
         total = (nodes[served - 1].depth if served else 0) + tail_tokens
         pending, owner = self._pending(node, namespace, tokens, position)
         pending = min(pending, limit)
-        at = node if portal is None else portal
-        reason = "" if total >= limit else self._miss_reason(at, tokens, position, found > total, pending > found)
         below = self._below(nodes[:valid], namespace, tokens, limit) if lower and pending <= found else ()
         if below and below[-1].depth > total:
             tail, tail_tokens = None, 0
             served = valid
+            reason = self._reason_behind(below[-1], tokens, limit)
         else:
             below = ()
+            at = node if portal is None else portal
+            reason = self._miss_reason(at, namespace, tokens, position, found > total, pending > found)
+            reason = "" if total >= limit else reason
         forks = self._states.forks(position)
         return Match(tuple(nodes[:served]), tail, tail_tokens, pending, owner, reason, valid, forks, below)
 
@@ -221,15 +226,32 @@ class RadixTree:
                 end, owner = position, child.owner
         return end, owner
 
-    def _miss_reason(self, node: Node, tokens: Sequence[int], position: int, window: bool, pending: bool) -> str:
+    def _miss_reason(
+        self, node: Node, namespace: Namespace, tokens: Sequence[int], position: int, window: bool, pending: bool
+    ) -> str:
         if window:
             return self._states.miss_reason
         if pending:
             return "in_flight"
-        key = tuple(tokens[position : position + self._block_size])
-        if hash((node.path, key)) in self._evicted:
+        if self._was_evicted(node, tokens, position):
             return "evicted"
-        return "diverged" if node.depth else "first_seen"
+        return "diverged" if node.depth else self._unseen(namespace, tokens)
+
+    def _was_evicted(self, node: Node, tokens: Sequence[int], position: int) -> bool:
+        return hash((node.path, tuple(tokens[position : position + self._block_size]))) in self._evicted
+
+    def _reason_behind(self, node: Node, tokens: Sequence[int], limit: int) -> str:
+        """Why what follows a node that can be loaded cannot; partial blocks have no copies."""
+        if limit - node.depth < self._block_size:
+            return "partial_block" if limit > node.depth else ""
+        return "evicted" if self._was_evicted(node, tokens, node.depth) else "diverged"
+
+    def _unseen(self, namespace: Namespace, tokens: Sequence[int]) -> str:
+        """Why nothing of a prompt was found: its owner may have had it with other adapters. Nobody else is told of."""
+        key, portal = tuple(tokens[: self._block_size]), namespace.portal
+        others = islice(self._roots.values(), _MOST_SPACES) if isinstance(namespace.owner, tuple) else ()
+        own = (root.children.get(portal) for root in others if isinstance(root.name, str))
+        return "other_adapters" if any(node is not None and key in node.children for node in own) else "first_seen"
 
     # -- growing ----------------------------------------------------------------------------------------------------
 
