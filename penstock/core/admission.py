@@ -11,7 +11,8 @@ from penstock.core.kv.node import Match
 from penstock.core.ledger import FAILED_LOADS, Ledger
 from penstock.core.plan_builder import PlanBuilder
 from penstock.core.policies.need import growth
-from penstock.core.policies.order import Admission, Gate
+from penstock.core.policies.order import Admission, Gate, MemoryGate
+from penstock.core.policies.preloading import Preloading
 from penstock.core.protocol import EncoderWork
 from penstock.core.request_queues import RequestQueues
 from penstock.core.sequence import Sequence, SequenceState
@@ -35,14 +36,16 @@ class AdmissionControl:
         self._gates = tuple(gates)
         self._chunk = options.most_chunk
         self._blocked: tuple[Sequence, int] | None = None
+        self._preloading = Preloading(cache)
 
     def admit(self, builder: PlanBuilder) -> None:
         """Admits waiting sequences in order as long as slots, tokens and gates allow."""
-        if not self._queues.waiting or not self._queues.free_slots or builder.budget <= 0:
+        if not self._queues.waiting:
             return
-        reserved = [0] * len(self._cache.pools)
-        for sequence in self._queues.running:
-            self._reserve(sequence, reserved)
+        if not self._queues.free_slots or builder.budget <= 0:
+            self._preloading.begin(self._queues.waiting, self._fits)
+            return
+        reserved = self._reserved()
         index = 0
         while index < len(self._queues.waiting) and self._queues.free_slots and builder.budget > 0:
             sequence = self._queues.waiting[index]
@@ -69,13 +72,24 @@ class AdmissionControl:
             self._reserve(sequence, reserved)
             self._queues.waiting.pop(index)
 
+    def _fits(self, sequence: Sequence, match: Match) -> bool:
+        """Whether there is memory for it; other gates may give what they let through."""
+        return not MemoryGate().holds(self._candidate(sequence, match, self._reserved()))
+
+    def _reserved(self) -> list[int]:
+        """Per group, blocks that sequences in the batch will still take."""
+        reserved = [0] * len(self._cache.pools)
+        for sequence in self._queues.running:
+            self._reserve(sequence, reserved)
+        return reserved
+
     def _reserve(self, sequence: Sequence, reserved: list[int]) -> None:
         """Adds what a running sequence will still need, one block of growth included, where there is growth."""
         for g, blocks in enumerate(growth(self._cache, sequence, self._chunk)):
             reserved[g] += blocks + (g != self._cache.cross_group)
 
-    def _held_by(self, sequence: Sequence, match: Match, reserved: abc.Sequence[int]) -> Gate | None:
-        admission = Admission(
+    def _candidate(self, sequence: Sequence, match: Match, reserved: abc.Sequence[int]) -> Admission:
+        return Admission(
             sequence=sequence,
             match=match,
             reserved=reserved,
@@ -84,6 +98,9 @@ class AdmissionControl:
             chunk=self._chunk,
             cache=self._cache,
         )
+
+    def _held_by(self, sequence: Sequence, match: Match, reserved: abc.Sequence[int]) -> Gate | None:
+        admission = self._candidate(sequence, match, reserved)
         return next((gate for gate in self._gates if gate.holds(admission)), None)
 
     def _still_waits(self, sequence: Sequence) -> bool:

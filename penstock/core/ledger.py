@@ -73,7 +73,10 @@ class Ledger:
         self.restart(sequence)
 
     def restart(self, sequence: Sequence) -> None:
-        """As `send_back`, but not for want of memory."""
+        """As `send_back`, but not for want of memory; what loads ahead of others, which has no slot, just ends."""
+        if sequence.slot < 0:
+            self._cache.end_preload(sequence)
+            return
         self._leave_batch(sequence, keep=True)
         self._queues.enqueue(sequence)
 

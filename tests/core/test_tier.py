@@ -87,6 +87,50 @@ def test_saves_that_never_end_take_no_room_from_requests() -> None:
     assert engine.stats().blocks_used == 0
 
 
+@pytest.mark.parametrize("checkpoints", [None, 6])
+@pytest.mark.parametrize("windows", [(None,), (None, 6)])
+def test_what_lies_below_comes_up_while_who_asked_waits(
+    windows: tuple[int | None, ...], checkpoints: int | None
+) -> None:
+    mover = SlowMover(latest=2)
+    engine = tiered(mover, windows, rows=1, blocks=20, checkpoints=checkpoints)
+    evicted(engine)
+    before = mover.ended["load whole"]
+    running, waiting = request("running", [7], max_tokens=12), request("waiting", FIRST, max_tokens=5)
+    engine.add(running)
+    engine.step()
+    engine.add(waiting)
+    collector = Collector()
+    while ("running", 0) not in collector.finished:
+        collector.take(engine.step())
+        engine.scheduler.check_integrity()
+    assert mover.ended["load whole"] > before, "it is there"
+    assert engine.scheduler.waiting[0].request is waiting
+    before = mover.ended["load whole"]
+    rest = run(engine)
+    assert mover.ended["load whole"] == before and rest.outputs[0].cached_tokens == 12
+    assert rest.tokens["waiting", 0] == expected_tokens(waiting, 0, 3)
+
+
+def test_what_comes_up_for_a_request_that_has_gone_leaves_nothing() -> None:
+    mover = SlowMover()
+    engine = tiered(mover, rows=1, blocks=20)
+    evicted(engine)
+    mover._fates = (0, 16, 0)
+    engine.add(request("running", [7], max_tokens=8))
+    engine.step()
+    engine.add(request("waiting", FIRST, max_tokens=5))
+    engine.step()
+    assert engine.scheduler.cache.transfers.ahead()
+    engine.cancel("waiting")
+    run(engine)
+    mover.hurry()
+    answered(engine, SECOND)
+    assert not engine.scheduler.cache.transfers.ahead()
+    engine.scheduler.cache.clear()
+    assert engine.stats().blocks_used == 0
+
+
 def test_what_a_cancelled_request_was_loading_is_kept_until_the_load_has_ended() -> None:
     mover = SlowMover()
     engine = tiered(mover)

@@ -17,7 +17,7 @@ from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.kv.states import StateGroup, States
 from penstock.core.kv.transfers import Transfers
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
-from penstock.core.sequence import Sequence
+from penstock.core.sequence import Sequence, SequenceState
 
 
 class KVCache:
@@ -175,6 +175,23 @@ class KVCache:
         elif match.declined:
             self.transfers.tier.declined()
 
+    def preload(self, ahead: Sequence, match: Match) -> bool:
+        """Has what a match has below loaded for a sequence that never runs; False, and nothing held, without room."""
+        if not self.attach(ahead, match) or self.extend_for_loads(ahead, match) is None:
+            self.release(ahead, keep=False)
+            return False
+        allocation = _held(ahead)
+        allocation.state_marks = [match.reach]  # where whoever is admitted meanwhile goes on
+        keys = ahead.keys[: match.reach]
+        allocation.announced = self.tree.announce(allocation.cursor, ahead.namespace, keys, ahead)
+        self.transfers.load(ahead, allocation, match.below)
+        return True
+
+    def end_preload(self, ahead: Sequence) -> None:
+        """What came up is anybody's now, or did not come."""
+        self.release(ahead, keep=False)
+        ahead.state = SequenceState.FINISHED
+
     def _copy(self, group: int, source: int, target: int, count: int) -> None:
         """Has entries copied by the next plan. The reference to the source becomes the cache's own until then."""
         self.ops.append(CacheOp(CacheOpKind.COPY, group, source, target, count))
@@ -305,10 +322,13 @@ class KVCache:
         while allocation.cursor.depth + self.block_size <= end:
             self._fill(sequence, allocation)
         for slot in allocation.draft_states:
-            self.ops.append(CacheOp(CacheOpKind.COPY, self.states.group, slot, sequence.slot, end))
+            if sequence.slot >= 0:
+                self.ops.append(CacheOp(CacheOpKind.COPY, self.states.group, slot, sequence.slot, end))
             self.states.adopt(slot, allocation.cursor)
         allocation.draft_states = ()
         sequence.place(end)
+        if sequence.slot < 0:
+            self.end_preload(sequence)
 
     def _keep_state(self, sequence: Sequence, node: Node) -> None:
         at_rest = node.depth == sequence.committed and sequence.last_step <= self.committed_step
@@ -453,7 +473,8 @@ class KVCache:
         references = [[*self.tree.held(g), *self.tree.pinned[g]] for g in range(len(self.pools))]
         if self.cross_group >= 0:
             references[self.cross_group] += self.cross.blocks()
-        counted = [sequence.allocation.blocks() for sequence in sequences if sequence.allocation is not None]
+        running = {*sequences, *self.transfers.ahead()}
+        counted = [sequence.allocation.blocks() for sequence in running if sequence.allocation is not None]
         for held in (*counted, *self._deferred.values(), self._copied, self.transfers.blocks()):
             for g, block in held:
                 references[g].append(block)

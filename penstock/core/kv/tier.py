@@ -19,10 +19,12 @@ class Tier:
 
     Attributes:
         waiting: whether copies are due while nothing is evicted.
+        preloads: prefixes that may come up at a time for those who wait to be admitted.
         seconds_for: how long computing so many tokens takes; None as long as that is not known.
     """
 
     waiting = False
+    preloads = 0
 
     def __init__(self) -> None:
         self.seconds_for: Callable[[int], float | None] = lambda tokens: None

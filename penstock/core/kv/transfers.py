@@ -218,6 +218,10 @@ class Transfers:
             self._cache.fill_loaded(sequence, load.end)
         return None
 
+    def ahead(self) -> set[TokenSequence]:
+        """Sequences that load for others."""
+        return {load.sequence for load in self._loads.values() if load.sequence and load.sequence.slot < 0}
+
     def clear(self) -> None:
         """Forgets the copies below that nobody is reading."""
         busy = {load.place for load in self._loads.values()}

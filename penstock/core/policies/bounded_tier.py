@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _AHEAD = 16  # blocks of a group, the next to be evicted, that are kept copied once so few are free
 _STATES_AHEAD = 4  # and checkpoints of recurrent states, once so few slots are free
 _MOST_PASSED = 64  # copies that are looked at to find one that may go
+_PRELOADS = 2  # prefixes that come up at a time for those who wait
 _MEMORY = 32  # loads after which a measure counts 1/e
 _PATIENCE = 5.0  # seconds a sequence waits for a load where nobody knows how long computing takes
 _LEAST_PATIENCE = 0.5
@@ -139,6 +140,7 @@ class BoundedTier(Tier):
     """A tier of so many places a group, of which at most `most_saving` are written at a time.
 
     Attributes:
+        preloads: as of a tier.
         counters: what happened.
     """
 
@@ -154,6 +156,7 @@ class BoundedTier(Tier):
         """
         super().__init__()
         self.counters = TierCounters()
+        self.preloads = _PRELOADS
         self._places = place_numbers(places)
         self._free = [list(reversed(numbers)) for numbers in self._places]
         self._most_saving = most_saving
