@@ -11,17 +11,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from penstock.core.kv.groups import FullGroup
 from penstock.core.kv.node import Key, Match, Namespace, Node
 from penstock.core.kv.observer import Observer
 from penstock.core.kv.states import States
+from penstock.core.policies import misses
 from penstock.core.policies.eviction import Evicted, EvictionOrder
 from penstock.core.protocol import NULL_BLOCK
-
-_MOST_SPACES = 64  # that are looked at to explain a miss
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -104,7 +102,8 @@ class RadixTree:
         """
         root = self._roots.get(namespace.space)
         if root is None:
-            return Match((), None, 0, 0, None, self._unseen(namespace, tokens) if limit else "")
+            first = tuple(tokens[: self._block_size])
+            return Match((), None, 0, 0, None, misses.unseen(namespace, first, self._roots.values()) if limit else "")
         size = self._block_size
         node, position = root, 0
         nodes: list[Node] = []
@@ -131,12 +130,16 @@ class RadixTree:
         if below and below[-1].depth > total:
             tail, tail_tokens = None, 0
             served = valid
-            reason = self._reason_behind(below[-1], tokens, limit)
+            end = below[-1].depth
+            reason = misses.below_ends(below[-1], tuple(tokens[end : min(limit, end + size)]), size, self._evicted)
         else:
             below = ()
             at = node if portal is None else portal
-            reason = self._miss_reason(at, namespace, tokens, position, found > total, pending > found)
-            reason = "" if total >= limit else reason
+            reason = "" if total >= limit else self._miss_reason(at, namespace, tokens, position)
+            if reason and found > total:
+                reason = self._states.miss_reason
+            elif reason and pending > found:
+                reason = "in_flight"
         forks = self._states.forks(position)
         return Match(tuple(nodes[:served]), tail, tail_tokens, pending, owner, reason, valid, forks, below)
 
@@ -226,32 +229,10 @@ class RadixTree:
                 end, owner = position, child.owner
         return end, owner
 
-    def _miss_reason(
-        self, node: Node, namespace: Namespace, tokens: Sequence[int], position: int, window: bool, pending: bool
-    ) -> str:
-        if window:
-            return self._states.miss_reason
-        if pending:
-            return "in_flight"
-        if self._was_evicted(node, tokens, position):
-            return "evicted"
-        return "diverged" if node.depth else self._unseen(namespace, tokens)
-
-    def _was_evicted(self, node: Node, tokens: Sequence[int], position: int) -> bool:
-        return hash((node.path, tuple(tokens[position : position + self._block_size]))) in self._evicted
-
-    def _reason_behind(self, node: Node, tokens: Sequence[int], limit: int) -> str:
-        """Why what follows a node that can be loaded cannot; partial blocks have no copies."""
-        if limit - node.depth < self._block_size:
-            return "partial_block" if limit > node.depth else ""
-        return "evicted" if self._was_evicted(node, tokens, node.depth) else "diverged"
-
-    def _unseen(self, namespace: Namespace, tokens: Sequence[int]) -> str:
-        """Why nothing of a prompt was found: its owner may have had it with other adapters. Nobody else is told of."""
-        key, portal = tuple(tokens[: self._block_size]), namespace.portal
-        others = islice(self._roots.values(), _MOST_SPACES) if isinstance(namespace.owner, tuple) else ()
-        own = (root.children.get(portal) for root in others if isinstance(root.name, str))
-        return "other_adapters" if any(node is not None and key in node.children for node in own) else "first_seen"
+    def _miss_reason(self, node: Node, namespace: Namespace, tokens: Sequence[int], position: int) -> str:
+        key = tuple(tokens[position : position + self._block_size])
+        why = misses.diverged(node, key, self._evicted)
+        return why if node.depth or why == "evicted" else misses.unseen(namespace, key, self._roots.values())
 
     # -- growing ----------------------------------------------------------------------------------------------------
 
