@@ -83,8 +83,9 @@ class Ledger:
     def load_failed(self, sequence: Sequence, *, late: bool = False) -> None:
         """It was to go on from what could not be loaded, or not soon: it starts anew."""
         self.counters.failed_loads += not late
-        sequence.missed = FAILED_LOADS[late]
-        self.counters.miss_reasons[sequence.missed] += 1
+        if sequence.slot >= 0:
+            sequence.missed = FAILED_LOADS[late]
+            self.counters.miss_reasons[sequence.missed] += 1
         self.restart(sequence)
 
     def accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
@@ -152,6 +153,7 @@ class Ledger:
         request_id = sequence.request.request_id
         if all(other.state is SequenceState.FINISHED for other in self._requests[request_id]):
             del self._requests[request_id]
+            self._cache.pins.ended(request_id)
             if not self._caching:
                 self._cache.tree.drop_space(sequence.namespace.space)
             if sequence.request.counted:

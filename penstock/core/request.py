@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.config.adapters import AdapterUse
+from penstock.config.cache_asks import Ask, Pin
 from penstock.config.constraint import Grammar, Thinking
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.pooling import PoolingParams
@@ -45,6 +46,8 @@ class EngineRequest:
         media: placeholders in the prompt, in order, none overlapping.
         encoder: what the decoder attends to besides, of a model with an encoder.
         facts: told of it, and carried.
+        pin: its prompt stays in the cache for a time.
+        ask: it is a question about the cache, of which nothing is computed.
         counted: whether metrics count it; what the engine asks of itself is not.
     """
 
@@ -64,6 +67,8 @@ class EngineRequest:
     media: tuple[MediaSpan, ...] = ()
     encoder: EncoderInput | None = None
     facts: RequestFacts = NO_FACTS
+    pin: Pin | None = None
+    ask: Ask | None = None
     counted: bool = True
 
     def __post_init__(self) -> None:
@@ -103,6 +108,7 @@ class EngineOutput(NamedTuple):
         queue_seconds: on the first output: time from arrival to the step that admitted the sequence.
         preemptions: times the sequence was preempted so far.
         pooled: on the last output of a request that pools: its result, float32 in the machine's byte order.
+        answer: of a question about the cache.
         drafts: how many of its drafts were verified so far, and how many of those were right.
     """
 
@@ -119,3 +125,4 @@ class EngineOutput(NamedTuple):
     pooled: bytes | None = None
     drafts: tuple[int, int] = (0, 0)
     missed: str = ""
+    answer: dict[str, Any] | None = None

@@ -16,6 +16,7 @@ from penstock.core.kv.node import Match, Node
 from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.kv.states import StateGroup, States
 from penstock.core.kv.transfers import Transfers
+from penstock.core.policies.pins import Pins
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
 from penstock.core.sequence import Sequence, SequenceState
 
@@ -47,6 +48,7 @@ class KVCache:
         self.ops: list[CacheOp] = []
         self.transfers = Transfers(self)
         self.tree = RadixTree(self.groups, block_size, self.states)
+        self.pins = Pins(self)
         self._copied: list[tuple[int, int]] = []  # blocks that operations of the next plan read
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(groups)
         self._deferred: dict[int, list[tuple[int, int]]] = {}
@@ -64,7 +66,7 @@ class KVCache:
 
     def room(self, group: int) -> int:
         """Blocks of a group that requests can have: all but those of pinned prefixes."""
-        return self.pools[group].num_blocks - 1 - len(self.tree.pinned[group])
+        return self.pools[group].num_blocks - 1 - len(self.tree.pinned[group]) - self.pins.reserved(group)
 
     def available(self, group: int) -> int:
         """Blocks that can be had now, by eviction if need be."""
@@ -290,6 +292,7 @@ class KVCache:
             if sequence.public:
                 self.tree.pin(allocation.cursor)
                 self.states.pin(allocation.cursor)
+            self.pins.hold(sequence)
         for g in self._passing:
             self._drop_passed(g, allocation.tables[g], self.groups[g].first_seen(committed) // self.block_size)
 
@@ -475,7 +478,7 @@ class KVCache:
             references[self.cross_group] += self.cross.blocks()
         running = {*sequences, *self.transfers.ahead()}
         counted = [sequence.allocation.blocks() for sequence in running if sequence.allocation is not None]
-        for held in (*counted, *self._deferred.values(), self._copied, self.transfers.blocks()):
+        for held in (*counted, *self._deferred.values(), self._copied, self.transfers.blocks(), self.pins.blocks()):
             for g, block in held:
                 references[g].append(block)
         for g, pool in enumerate(self.pools):

@@ -48,12 +48,13 @@ class Node:
         users: sequences whose computed tokens end here; it stays in the tree until they move on.
         uses: requests that matched it, plus one.
         told: what an observer keeps of it.
+        pins: prefixes that owners keep for a time and that it is part of.
         stamps: per group, number of its newest entry in the eviction queue.
     """
 
     __slots__ = (
         "below", "blocks", "children", "depth", "digest", "filled", "key", "name", "order", "owner", "parent", "path",
-        "public", "saving", "stamps", "state", "told", "users", "uses",
+        "pins", "public", "saving", "stamps", "state", "told", "users", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, name: Hashable, key: Key, groups: int, owner: Any = None) -> None:
@@ -75,6 +76,7 @@ class Node:
         self.uses = 1
         self.stamps = [0] * groups
         self.told: Any = None
+        self.pins = 0
 
 
 @dataclass(frozen=True, slots=True)

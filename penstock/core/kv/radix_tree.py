@@ -301,13 +301,19 @@ class RadixTree:
 
     def pin(self, node: Node) -> None:
         """Keeps a public prefix for good: all it needs to be had up to that node."""
+        for g, block in self.needed(node):
+            if block not in self.pinned[g]:
+                self.retain(g, block)
+                self.pinned[g].append(block)
+
+    def needed(self, node: Node) -> Iterator[tuple[int, int]]:
+        """(group, block) of all that a prefix needs to be had up to that node."""
         seen_from = [group.first_needed(node.depth) for group in self._groups]
         up: Node | None = node
         while up is not None:
             for g, block in enumerate(up.blocks):
-                if block != NULL_BLOCK and up.depth > seen_from[g] and block not in self.pinned[g]:
-                    self.retain(g, block)
-                    self.pinned[g].append(block)
+                if block != NULL_BLOCK and up.depth > seen_from[g]:
+                    yield g, block
             up = up.parent
 
     def discard(self, node: Node) -> None:

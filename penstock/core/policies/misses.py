@@ -24,7 +24,7 @@ def diverged(node: Node, key: Key, evicted: Evicted) -> str:
 
 
 def below_ends(node: Node, key: Key, size: int, evicted: Evicted) -> str:
-    """Why what is wanted behind the last node that can be loaded, a block or less, cannot: only whole ones have copies."""
+    """Why what is wanted behind the last node that can be loaded is not there: only whole blocks have copies."""
     if len(key) < size:
         return "partial_block" if key else ""
     return diverged(node, key, evicted)
