@@ -5,9 +5,9 @@ in memory, on disk with the file in the page cache, and on disk without. `--part
 engine beside a hit in the pool. `--part faults`: evicted prompts one after the other, of a disk that does a megabyte a
 second, is gone, is empty, or has a wrong byte in each hundred; answers must be equal. `--part queue`: prompts that lie
 on disk and wait for another's answer to end, loaded while they wait and once they are admitted. `--part trace`:
-Mooncake's conversations, their lengths divided by `--scale`, `--rows` at a time, with a pool of so many hundredths of what they
-need together, with and without a disk below it, beside a pool that holds all. All in turns, in one process, with random
-weights of a model's shape or a real model.
+Mooncake's conversations, their lengths divided by `--scale`, `--rows` at a time, with a pool of so many hundredths of
+what they need together, with and without a disk below it, beside a pool that holds all. All in turns, in one process,
+with random weights of a model's shape or a real model.
 """
 
 from __future__ import annotations

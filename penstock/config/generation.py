@@ -10,6 +10,7 @@ from penstock.config.cache_asks import Pin
 from penstock.config.constraint import ANY_TOOL, Grammar, ToolChoice
 from penstock.config.given_rows import GivenRows
 from penstock.config.lengths import Repetition, Truncation
+from penstock.config.retention import NO_RETENTION, Retention
 from penstock.config.sampling import SamplingParams
 
 
@@ -33,6 +34,7 @@ class GenerationRequest:
             alone, as chat templates write them.
         priority: lower is sooner, under the priority policy.
         cache_salt: requests share cached prefixes only with requests of the same salt.
+        retention: how long what it computes is to stay in the prefix cache.
         owner: who sent it: the digest of an API key, "" where there are none.
         grammar: what the answer must follow (what comes after the reasoning, of a model that reasons).
         tool_choice: whether the answer may or must call the tools.
@@ -66,6 +68,7 @@ class GenerationRequest:
     repetition: Repetition | None = None
     pin: Pin | None = None
     decides: bool = False
+    retention: Retention = NO_RETENTION
 
     @property
     def live_id(self) -> str:

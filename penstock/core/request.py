@@ -12,6 +12,7 @@ from penstock.config.constraint import Grammar, Thinking
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.pooling import PoolingParams
 from penstock.config.request_facts import NO_FACTS, RequestFacts
+from penstock.config.retention import NO_RETENTION, Retention
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 
@@ -48,6 +49,7 @@ class EngineRequest:
         facts: told of it, and carried.
         pin: its prompt stays in the cache for a time.
         ask: it is a question about the cache, of which nothing is computed.
+        retention: how long what it computes is to stay in the cache.
         counted: whether metrics count it; what the engine asks of itself is not.
     """
 
@@ -69,6 +71,7 @@ class EngineRequest:
     facts: RequestFacts = NO_FACTS
     pin: Pin | None = None
     ask: Ask | None = None
+    retention: Retention = NO_RETENTION
     counted: bool = True
 
     def __post_init__(self) -> None:

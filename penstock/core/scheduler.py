@@ -95,6 +95,8 @@ class Scheduler:
             raise RequestError(f"request id {request.request_id!r} is in use; ids of live requests must differ.")
         self._acceptance.check(request)
         if request.pin is not None:
+            if not self.options.enable_prefix_caching:
+                raise RequestError("This server keeps no prefixes (--no-enable-prefix-caching): nothing can be pinned.")
             self.cache.pins.reserve(request, lambda: self._check_all_fit(request))
         namespace = self.namespace(request)
         now = monotonic()

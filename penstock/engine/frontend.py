@@ -120,6 +120,7 @@ class Frontend:
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 owner=request.owner,
+                retention=request.retention,
                 grammar=grammar,
                 thinking=self._thinking(request, reading, grammar is not None),
                 speculate=0 if media else self._drafts(sampling),

@@ -206,6 +206,11 @@ class ActiveCall:
         total = len(generation.prompt_ids)
         return {"total": total, "cache": generation.cached_tokens, "processed": total, "time_ms": int(ms)}
 
+    async def to_the_end(self) -> None:
+        """Has it answered, and tells nobody."""
+        async for _ in self.deltas():
+            pass
+
     async def deltas(self, *, cancelled: bool = False) -> AsyncIterator[tuple[int, Delta]]:
         """(number of the prompt, delta) as they arrive.
 

@@ -9,7 +9,7 @@ The draws are the same in every run; `pytest tests/core/test_state_machine.py --
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, abc
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,7 +22,9 @@ from penstock.config.cache_spec import CacheGroup
 from penstock.config.constraint import Thinking
 from penstock.config.errors import RequestError
 from penstock.config.media import EncoderInput, MediaSpan
-from penstock.core.kv.node import Match
+from penstock.config.retention import NO_RETENTION, Retention, TokenRange, kept_for
+from penstock.core.kv.allocation import Allocation
+from penstock.core.kv.node import Node
 from penstock.core.policies.bounded_tier import BoundedTier
 from penstock.core.protocol import StepPlan, StepResult
 from penstock.core.request import PUBLIC, EngineOutput, EngineRequest, FinishReason
@@ -53,6 +55,10 @@ class Operation:
     values: tuple[Any, ...] = ()
 
 
+HINTS = (
+    *(NO_RETENTION,) * 4, kept_for(0.0), kept_for(1e6), Retention((TokenRange(0, 5, 90), TokenRange(9, None, 0))),
+    Retention((), TokenRange(0, None, 100, 0.001)),
+)  # fmt: skip
 ADDED = st.tuples(
     st.sampled_from(STEMS),
     st.integers(0, 40),  # tokens of the stem
@@ -72,6 +78,7 @@ ADDED = st.tuples(
     st.sampled_from(["", "x", "y", "z"]),  # what its encoder read, if the model has one
     st.sampled_from([(), (), ((2, 5),), ((0, 1), (4, 3))]),  # media: start, length
     st.sampled_from([(), (), (), (1,), (0, 2, 1, 0, 1)]),  # a negative prompt
+    st.sampled_from(HINTS),
 )
 CHOSEN = st.tuples(st.integers(0, 63))
 FAILURES = st.tuples(st.sampled_from(["submit", "before", "after"]))
@@ -169,15 +176,14 @@ class EngineLife(RuleBasedStateMachine):
         self.collector = Collector()
 
     def _count_preloads(self) -> None:
-        cache = self.engine.scheduler.cache
-        preload = cache.preload
+        transfers = self.engine.scheduler.cache.transfers
+        load = transfers.load
 
-        def counted(ahead: Sequence, match: Match) -> bool:
-            begun = preload(ahead, match)
-            self.counts["loads ahead"] += begun
-            return begun
+        def counted(sequence: Sequence, allocation: Allocation, nodes: abc.Sequence[Node]) -> None:
+            self.counts["loads ahead"] += sequence.slot < 0
+            load(sequence, allocation, nodes)
 
-        cache.preload = counted  # type: ignore[method-assign]
+        transfers.load = counted  # type: ignore[method-assign]
 
     @rule(drawn=st.lists(operations(), min_size=1, max_size=20))
     def live(self, drawn: list[Operation]) -> None:
@@ -191,7 +197,7 @@ class EngineLife(RuleBasedStateMachine):
         self, stem: tuple[int, ...], cut: int, suffix: list[int], n: int, max_tokens: int, greedy: bool,
         scored: int | None, stop: bool, priority: int, salt: str, owner: str, budget: int | None, end: tuple[int, ...],
         logprobs: int | None, speculate: bool, heard: str, media: tuple[tuple[int, int], ...],
-        negative: tuple[int, ...],
+        negative: tuple[int, ...], hint: Retention,
     ) -> bool:  # fmt: skip
         if negative:
             media, speculate = (), False
@@ -208,6 +214,7 @@ class EngineLife(RuleBasedStateMachine):
             prompt[span.start : span.end] = (index % 3 for index in range(span.length))
         asked = replace(
             asked, prompt_ids=tuple(prompt), owner=owner, speculate=speculate, media=tuple(spans),
+            retention=hint,
             encoder=EncoderInput(heard, 4) if heard and self.crosses else None,
         )  # fmt: skip
         try:

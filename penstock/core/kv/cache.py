@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.config.cache_spec import CacheGroup, CacheKind
+from penstock.config.retention import NO_RETENTION
 from penstock.core.kv.allocation import Allocation, BlockTable
 from penstock.core.kv.block_pool import BlockPool
 from penstock.core.kv.checkpoints import Checkpoints
@@ -159,6 +160,7 @@ class KVCache:
         `extend` must have covered the copied tokens.
         """
         allocation = _held(sequence)
+        self._hint(sequence, match.nodes)
         if match.tail is not None:
             index = len(match.nodes)
             for g, block in allocation.pins:
@@ -176,18 +178,6 @@ class KVCache:
             self.transfers.load(sequence, allocation, match.below)
         elif match.declined:
             self.transfers.tier.declined()
-
-    def preload(self, ahead: Sequence, match: Match) -> bool:
-        """Has what a match has below loaded for a sequence that never runs; False, and nothing held, without room."""
-        if not self.attach(ahead, match) or self.extend_for_loads(ahead, match) is None:
-            self.release(ahead, keep=False)
-            return False
-        allocation = _held(ahead)
-        allocation.state_marks = [match.reach]  # where whoever is admitted meanwhile goes on
-        keys = ahead.keys[: match.reach]
-        allocation.announced = self.tree.announce(allocation.cursor, ahead.namespace, keys, ahead)
-        self.transfers.load(ahead, allocation, match.below)
-        return True
 
     def end_preload(self, ahead: Sequence) -> None:
         """What came up is anybody's now, or did not come."""
@@ -304,6 +294,14 @@ class KVCache:
             for g, table in enumerate(allocation.tables)
         ]
 
+    def _hint(self, sequence: Sequence, nodes: abc.Iterable[Node]) -> None:
+        """Keeps nodes as long as the sequence's request wants them kept; everybody's as long as everybody does."""
+        request = sequence.request
+        for node in nodes if request.retention is not NO_RETENTION else ():
+            if not node.public or sequence.public:
+                start = node.depth - len(node.key)
+                self.tree.retain_for(node, request.owner, *request.retention.of(start, node.depth, sequence.num_prompt))
+
     def _fill(self, sequence: Sequence, allocation: Allocation) -> None:
         """Puts the block behind the cursor into the tree."""
         start = allocation.cursor.depth
@@ -315,6 +313,7 @@ class KVCache:
                 if block != NULL_BLOCK and self.groups[g].essential:
                     self.tree.retain(g, block)
                     allocation.pins.append((g, block))
+        self._hint(sequence, (node,))
         self.transfers.tier.filled(node)
         self.tree.move(allocation.cursor, node)
         allocation.cursor = node

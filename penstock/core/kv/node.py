@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from penstock.config.retention import USUAL
 from penstock.core.protocol import NULL_BLOCK
 
 Key = tuple[int, ...]
@@ -49,12 +50,13 @@ class Node:
         uses: requests that matched it, plus one.
         told: what an observer keeps of it.
         pins: prefixes that owners keep for a time and that it is part of.
+        priority, until: how long it is to stay (`config.retention`), and until when on the monotonic clock.
         stamps: per group, number of its newest entry in the eviction queue.
     """
 
     __slots__ = (
         "below", "blocks", "children", "depth", "digest", "filled", "key", "name", "order", "owner", "parent", "path",
-        "pins", "public", "saving", "stamps", "state", "told", "users", "uses",
+        "pins", "priority", "public", "saving", "stamps", "state", "told", "until", "users", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, name: Hashable, key: Key, groups: int, owner: Any = None) -> None:
@@ -74,6 +76,7 @@ class Node:
         self.state: int | None = None
         self.users = 0
         self.uses = 1
+        self.priority, self.until = USUAL, float("inf")
         self.stamps = [0] * groups
         self.told: Any = None
         self.pins = 0

@@ -19,6 +19,7 @@ from penstock.core.kv.observer import Observer
 from penstock.core.kv.states import States
 from penstock.core.policies import misses
 from penstock.core.policies.eviction import Evicted, EvictionOrder
+from penstock.core.policies.retention import Retained
 from penstock.core.protocol import NULL_BLOCK
 
 
@@ -54,6 +55,7 @@ class RadixTree:
             for g, pool in enumerate(pools)
         ]
         self._evicted = Evicted(4 * max(pool.num_blocks for pool in pools))
+        self.retained = Retained(min(pools[g].num_blocks - 1 for g in self._essential or range(len(pools))))
         self.idle = [0] * len(pools)  # per group: blocks only the tree refers to, all of which eviction can free
         self.observer = Observer()
 
@@ -316,6 +318,15 @@ class RadixTree:
                     yield g, block
             up = up.parent
 
+    def retain_for(self, node: Node, owner: str, priority: int, seconds: float | None) -> None:
+        """An owner wants a node's blocks kept longer, or less long, than others."""
+        if node.filled and self.retained.mark(node, owner, priority, seconds):
+            self._offer_all(node)
+
+    def _offer_all(self, node: Node) -> None:
+        for g in range(len(self._pools)):
+            self._offer(g, node)
+
     def discard(self, node: Node) -> None:
         """Takes a leaf out of the tree; sequences that hold its blocks keep them."""
         if node.parent is not None and not node.children:
@@ -356,6 +367,8 @@ class RadixTree:
 
     def evict(self, group: int) -> bool:
         """Frees an idle block of a group, and what becomes useless with it; False if there is none."""
+        for ended in self.retained.ended():
+            self._offer_all(ended)
         node = self._eviction[group].pop()
         if node is None:
             return False
@@ -404,6 +417,7 @@ class RadixTree:
         if node.filled and parent is not None:
             node.filled = False
             self._states.drop(node)
+            self.retained.forget(node)
             del parent.order[bisect_left(parent.order, node.key)]
             for g in self._essential:
                 self._offer(g, parent)
@@ -456,6 +470,7 @@ class RadixTree:
 
     def check_integrity(self) -> None:
         """Raises AssertionError if counts, links or orders disagree."""
+        self.retained.check_integrity()
         held: list[dict[int, Node]] = [{} for _ in self._pools]
         for space, root in self._roots.items():
             assert root.name == space and root.public

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
@@ -20,6 +21,7 @@ def answered(scheduler: Scheduler, request: EngineRequest, seconds_for: Callable
     """
     ask, pins = request.ask, scheduler.cache.pins
     assert ask is not None
+    pins.expire(monotonic())
     answer: dict[str, Any]
     if ask.kind == "match":
         answer = _match(scheduler, request, seconds_for)

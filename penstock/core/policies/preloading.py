@@ -51,8 +51,21 @@ class Preloading:
         if not match.below:
             return True
         ahead = Sequence(sequence.request, -1, sequence.order, sequence.namespace, list(sequence.tokens))
-        if not fits(sequence, match) or not self._cache.preload(ahead, match):
+        if not fits(sequence, match) or not self._load(ahead, match):
+            return False
+        self._begun.append(ahead)
+        return True
+
+    def _load(self, ahead: Sequence, match: Match) -> bool:
+        """Has what a match has below loaded; False, and nothing is held, where there is no room."""
+        cache = self._cache
+        if not cache.attach(ahead, match) or cache.extend_for_loads(ahead, match) is None or ahead.allocation is None:
+            cache.release(ahead, keep=False)
             return False
         ahead.state = SequenceState.RUNNING
-        self._begun.append(ahead)
+        allocation = ahead.allocation
+        allocation.state_marks = [match.reach]  # where whoever is admitted meanwhile goes on
+        keys = ahead.keys[: match.reach]
+        allocation.announced = cache.tree.announce(allocation.cursor, ahead.namespace, keys, ahead)
+        cache.transfers.load(ahead, allocation, match.below)
         return True
