@@ -6,8 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Sequence
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
