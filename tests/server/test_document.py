@@ -86,6 +86,8 @@ OPERATIONS = [
     *(("POST", path, 8) for path in ("/v1/embeddings", "/pooling", "/classify", "/rerank", "/score")),
     *(("POST", path, 5) for path in ("/v1/classify", "/v1/rerank", "/v2/rerank", "/v2/embed", "/v1/score")),
     *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/requests", "/docs", "/openapi.json")),
+    *(("POST", "/v1/cache/match", 10), ("POST", "/v1/cache/pins", 8)),
+    *(("GET", "/v1/cache/pins", 2), ("DELETE", "/v1/cache/pins/{pin_id}", 2)),
     *(("GET", path, 2) for path in ("/v1/cache", "/livez", "/readyz", "/health", "/web/{name}")),
 ]
 

@@ -96,8 +96,13 @@ def cache_router(context: ServerContext) -> APIRouter:
     return router
 
 
+def _may_conflict(document: dict[str, Any]) -> dict[str, Any]:
+    told = {"409": {"description": "There is no room for the pin, or you have one of its name."}}
+    return {**document, "responses": {**document["responses"], **told}}
+
+
 def _pin_routes(router: APIRouter, context: ServerContext) -> None:
-    @router.post("/v1/cache/pins", summary="Pin a prefix for a time", openapi_extra=takes(PinBody))
+    @router.post("/v1/cache/pins", summary="Pin a prefix for a time", openapi_extra=_may_conflict(takes(PinBody)))
     async def pin(request: Request) -> Response:
         body = await read_body(request, PinBody)
         model, owner = await _ready(context, request, body.model), owner_of(request)
