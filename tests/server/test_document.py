@@ -137,6 +137,8 @@ BEYOND = re.compile(
         # what the template of the model refuses, and what it cannot do,
         *("A system message must come first", "cannot classify", "roles must", "this model's: ", "no prompts"),
         "no text to continue",
+        # what fills no block of the cache, or has no room there,
+        *("there is nothing to pin", "You have a pin", "that a key may pin", "pins have", "would not fit"),
         # what only an archive of torch can be,
         *("torch.save of a tensor", "only possible without prompt_embeds"),
         # adapters that are not there or count too much,
