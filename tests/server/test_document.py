@@ -45,7 +45,7 @@ OPERATIONS = [
     *(("POST", f"/v1/{path}", 10) for path in ("chat/completions/render", "completions/render")),
     *(("POST", path, 5) for path in ("/apply-template", "/v1/chat/completions/input_tokens")),
     *(("POST", path, 5) for path in ("/", "/generate", "/generate_stream", "/chat_tokenize")),
-    *(("POST", path, 5) for path in ("/encode", "/abort_request")),
+    *(("POST", path, 5) for path in ("/encode", "/abort_request", "/open_session", "/close_session")),
     *(("GET", f"/{path}", 2) for path in ("info", "get_model_info", "model_info", "get_server_info", "server_info")),
     *(("GET", "/health_generate", 2), ("GET", "/ping", 2), ("POST", "/invocations", 5)),
     *(("POST", f"/api/{path}", 5) for path in ("v1/generate", "latest/generate", "extra/generate/stream")),
@@ -144,7 +144,7 @@ BEYOND = re.compile(
         # adapters that are not there or count too much,
         *("no adapter", "the id of an adapter", "that count", "adapters of a request", "nothing beside lora"),
         # and items that refer to what is not kept.
-        *("Previous response", "the id of ", "call_id of a function_call"),
+        *("Previous response", "the id of ", "call_id of a function_call", "There is no session", "The session "),
     ])
 )  # fmt: skip
 

@@ -75,7 +75,7 @@ TEXT_ONLY = {
     *(f"/{name}_memory_occupation" for name in ("release", "resume")),
     *(f"/v1/{name}/input_tokens" for name in ("chat/completions", "responses")),
     *(f"/api/{name}" for name in ("show", "pull", "push", "create", "copy", "blobs/{digest}")),
-    *("/apply-template", "/chat_tokenize", "/abort_request"),
+    *("/apply-template", "/chat_tokenize", "/abort_request", "/open_session", "/close_session"),
     *NOT_HERE,
     *(f"{path}/{{id:path}}" for path in LISTED),
     *(f"/api/extra/{name}" for name in ("generate/check", "abort", "tokencount")),
