@@ -4,10 +4,11 @@
 in memory, on disk with the file in the page cache, and on disk without. `--part restart`: the first answer of a new
 engine beside a hit in the pool. `--part faults`: evicted prompts one after the other, of a disk that does a megabyte a
 second, is gone, is empty, or has a wrong byte in each hundred; answers must be equal. `--part queue`: prompts that lie
-on disk and wait for another's answer to end, loaded while they wait and once they are admitted. `--part trace`:
-Mooncake's conversations, their lengths divided by `--scale`, `--rows` at a time, with a pool of so many hundredths of
-what they need together, with and without a disk below it, beside a pool that holds all. All in turns, in one process,
-with random weights of a model's shape or a real model.
+on disk and wait for another's answer to end, loaded while they wait and once they are admitted. `--part shared`: what
+one engine has computed, found by another in Redis and in an object store (`redis-server` and moto's, which are started
+here). `--part trace`: Mooncake's conversations, their lengths divided by `--scale`, `--rows` at a time, with a pool of
+so many hundredths of what they need together, with and without a disk below it, beside a pool that holds all. All in
+turns, in one process, with random weights of a model's shape or a real model.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ import json
 import os
 import random
 import shutil
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
+
+from minio import Minio
 
 from benchmarks.report import arguments, report
 from penstock.config.options import EngineOptions
@@ -197,6 +204,69 @@ class Slow:
         return data
 
 
+@contextmanager
+def running(command: list[str], port: int) -> Iterator[None]:
+    """A server in a process of its own, once it listens."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert process.poll() is None, command
+            time.sleep(0.05)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    """One that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+@contextmanager
+def stores() -> Iterator[Mapping[str, str]]:
+    """Addresses of both kinds of store."""
+    redis, objects = free_port(), free_port()
+    first = ["redis-server", "--port", str(redis), "--save", ""]
+    second = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(objects)]
+    with running(first, redis), running(second, objects):
+        host = f"127.0.0.1:{objects}"
+        Minio(host, access_key="k", secret_key="s", secure=False, region="us-east-1").make_bucket("blocks")
+        os.environ |= {"AWS_ENDPOINT_URL": f"http://{host}", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+        yield {"Redis": f"redis://127.0.0.1:{redis}/0", "object store": "s3://blocks"}
+
+
+def shared(given: Any, model: Path, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Seconds of one engine that computes, and of another that was there before and finds it."""
+    rng = random.Random(11)
+    found: dict[str, dict[str, list[float]]] = {str(length): defaultdict(list) for length in given.lengths}
+    with stores() as addresses:
+        for name, address in addresses.items():
+            first, _ = build_engine(options(given, model, folder, kv_store=address))
+            second, _ = build_engine(options(given, model, folder, kv_store=address))
+            for engine in (first, second):
+                first_token(engine, tuple(rng.randrange(10, 4_000) for _ in range(40)))
+            for length in given.lengths:
+                for turn in range(given.turns):
+                    prompt = tuple(rng.randrange(10, 4_000) for _ in range(length))
+                    seconds, _ = first_token(first, prompt)
+                    found[str(length)]["computed"].append(seconds)
+                    settle(first)
+                    while first.runner.mover._store.unsent:  # type: ignore[attr-defined]
+                        time.sleep(0.01)
+                    seconds, cached = first_token(second, prompt)
+                    print(name, length, turn, cached, round(seconds, 3), flush=True)
+                    found[str(length)][name if cached else f"{name}, computed"].append(seconds)
+            first.close()
+            second.close()
+    return {key: dict(times) for key, times in found.items()}
+
+
 def break_store(engine: Any, folder: Path, how: str) -> None:
     """What happens to a disk."""
     carrier = engine.runner.mover
@@ -353,7 +423,9 @@ def tell_trace(given: Any, found: dict[str, dict[str, float]]) -> None:
 def main() -> None:
     """Measures one part."""
     parser = arguments(__doc__)
-    parser.add_argument("--part", choices=("evicted", "restart", "faults", "queue", "trace"), default="evicted")
+    parser.add_argument(
+        "--part", choices=("evicted", "restart", "faults", "queue", "shared", "trace"), default="evicted"
+    )
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights; else --model")
     parser.add_argument("--model", default="penstock-concierge")
     parser.add_argument("--quantize", default=None)
@@ -372,7 +444,7 @@ def main() -> None:
         if given.part == "trace":
             tell_trace(given, trace(given, model, folder / "kv"))
             return
-        parts = {"evicted": evicted, "restart": restart, "faults": faults, "queue": queue}
+        parts = {"evicted": evicted, "restart": restart, "faults": faults, "queue": queue, "shared": shared}
         times = parts[given.part](given, model, folder / "kv")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.transfer.kept_blocks import KeptBlocks
+    from penstock.transfer.sealing import Sealing
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="List, check, remove, prepare or pin what is kept of prompts."
@@ -48,8 +49,9 @@ def list_blocks(kv_disk_path: Base = None, as_json: AsJson = False) -> None:
     if as_json:
         rows = [
             {
-                "name": one.name, "model": one.model, "bytes": one.bytes, "blocks": one.blocks, "tokens": one.tokens,
-                "last_used": one.used, "in_use": one.in_use,
+                "name": one.name, "model": one.model, "bytes": one.bytes, "blocks": None if one.sealed else one.blocks,
+                "tokens": None if one.sealed else one.tokens,
+                "last_used": one.used, "in_use": one.in_use, "encrypted": bool(one.about and one.about.key_id),
             }
             for one in kept
         ]  # fmt: skip
@@ -61,7 +63,7 @@ def list_blocks(kv_disk_path: Base = None, as_json: AsJson = False) -> None:
         ("NAME", "MODEL", "SIZE", "BLOCKS", "TOKENS", "LAST USED"),
         [
             (
-                *(_plain(one.name), _plain(one.model), format_bytes(one.bytes), str(one.blocks), str(one.tokens)),
+                *(_plain(one.name), _plain(one.model), format_bytes(one.bytes), *_counts(one)),
                 "in use" if one.in_use else age(now - one.used),
             )
             for one in kept
@@ -84,7 +86,7 @@ def show_chains(
     rows = []
     for kept in _chosen(names, _base(kv_disk_path)):
         with _told(kept.name):
-            found, lost = chains(kept.folder)
+            found, lost = chains(kept, _sealing())
         rows.append(
             {
                 "name": kept.name, "model": kept.model, "block_size": kept.about.block_size if kept.about else None,
@@ -117,7 +119,7 @@ def verify_blocks(names: Names = None, kv_disk_path: Base = None, as_json: AsJso
             typer.echo(f"{_plain(kept.name)} is left out: it is in use", err=True)
             continue
         with _told(kept.name), loading_bar(title=f"Reading {_plain(kept.name)}", unit="blocks") as progress:
-            verdict = verify(kept, progress)
+            verdict = verify(kept, progress, _sealing())
         rows.append(
             {
                 "name": kept.name, "model": kept.model, "whole": verdict.whole, "damaged": verdict.damaged,
@@ -161,6 +163,10 @@ def remove_blocks(
         raise ConfigError("\n".join(failed))
 
 
+def _counts(kept: KeptBlocks) -> tuple[str, str]:
+    return ("encrypted", "") if kept.sealed else (str(kept.blocks), str(kept.tokens))
+
+
 def _base(setting: str | None) -> Path:
     try:
         return kv_folder(setting)
@@ -172,7 +178,14 @@ def _read(base: Path) -> list[KeptBlocks]:
     from penstock.transfer.kept_blocks import kept_blocks
 
     with _told(str(base)):
-        return kept_blocks(base)
+        return kept_blocks(base, _sealing())
+
+
+def _sealing() -> Sealing:
+    from penstock.config.environment import kv_key
+    from penstock.transfer.sealing import sealing_of
+
+    return sealing_of(kv_key())
 
 
 def _chosen(names: Sequence[str] | None, base: Path) -> list[KeptBlocks]:

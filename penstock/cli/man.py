@@ -23,6 +23,9 @@ _VARIABLES: Final = (
     ("PENSTOCK_MODELS", "Where models are kept."),
     ("PENSTOCK_LOG_LEVEL", "debug, info, warning, error or critical."),
     ("PENSTOCK_LOG_FORMAT", "text, or json for an object a line."),
+    ("PENSTOCK_KV_KEY", "32 bytes, in hexadecimal digits or base64, that what is kept of prompts is encrypted with."),
+    ("PENSTOCK_KV_STORE_PASSWORD", "The password of --kv-store in Redis."),
+    ("AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, …", "Where --kv-store s3://… is, and who may use it."),
     ("HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE", "As Hugging Face's own programs read them."),
     ("OLLAMA_MODELS", "A store of Ollama's that is read too."),
 )

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from penstock.cli.command import Command
+from penstock.cli.foreign import lmcache
 from penstock.cli.foreign.dotted import joined
 from penstock.cli.foreign.table import SPOKEN, ForeignFlag, flags_of
 from penstock.config.errors import ConfigError
@@ -137,6 +138,10 @@ def _of_variables(engine: str, given: Mapping[str, str], made: Migration) -> Ite
         flag = "--" + name.lower().replace("_", "-")
         if engine == "tgi" and flag in flags_of(engine):
             yield from (flag, value) if flags_of(engine)[flag].values else (flag,)
+        elif name.startswith("LMCACHE_") and engine in ("vllm", "sglang"):
+            words, note = lmcache.variable(name, value)
+            made.words += words
+            made.notes.append(note)
         elif name in _VARIABLES:
             made.variables.append(f"{_VARIABLES[name] or name}={shlex.quote(value)}")
         else:

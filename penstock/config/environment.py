@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config.errors import ConfigError
+from penstock.config.kv_store import StoreAccess
 from penstock.config.limits import MAX_THREADS
 from penstock.config.logs import LOG_FORMATS
 from penstock.config.resolve import ISAS
@@ -273,6 +275,47 @@ def hash_seed() -> str | None:
 def whole_block_hashes() -> bool:
     """Whether VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES is 0: KV events name blocks by all bytes of their hashes."""
     return os.environ.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "").strip().lower() in ("0", "false")
+
+
+def kv_key(variables: Mapping[str, str] | None = None) -> bytes | None:
+    """PENSTOCK_KV_KEY: the 32 bytes that what is kept of prompts is encrypted with; None where it is unset or empty.
+
+    Raises:
+        ConfigError: it is no such key; it is not shown.
+    """
+    text = (os.environ if variables is None else variables).get("PENSTOCK_KV_KEY", "").strip()
+    if not text:
+        return None
+    with suppress(ValueError):
+        key = bytes.fromhex(text) if len(text) == 64 else base64.b64decode(text, validate=True)
+        if len(key) == 32:
+            return key
+    allowed = "32 random bytes as 64 hexadecimal digits or in base64; `openssl rand -hex 32` makes some"
+    raise _refuse("PENSTOCK_KV_KEY", "unusable", allowed)
+
+
+def store_access(variables: Mapping[str, str] | None = None) -> StoreAccess:
+    """Who may use a shared store: PENSTOCK_KV_STORE_PASSWORD of Redis, AWS_* of an object store.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    given = os.environ if variables is None else variables
+    text = {name: value.strip() for name, value in given.items() if name.startswith(("AWS_", "PENSTOCK_KV_"))}
+    region = text.get("AWS_REGION") or text.get("AWS_DEFAULT_REGION") or "us-east-1"
+    endpoint = text.get("AWS_ENDPOINT_URL_S3") or text.get("AWS_ENDPOINT_URL") or f"https://s3.{region}.amazonaws.com"
+    if not re.fullmatch(r"https?://[^\s/@?#]+/?", endpoint):
+        raise _refuse(
+            "AWS_ENDPOINT_URL", repr(endpoint[:80]), "a web address without a path, such as https://s3.example"
+        )
+    return StoreAccess(
+        password=text.get("PENSTOCK_KV_STORE_PASSWORD") or None,
+        endpoint=endpoint.rstrip("/"),
+        region=region,
+        key=text.get("AWS_ACCESS_KEY_ID") or None,
+        secret=text.get("AWS_SECRET_ACCESS_KEY") or None,
+        token=text.get("AWS_SESSION_TOKEN") or None,
+    )
 
 
 def settle_torch() -> None:

@@ -54,6 +54,8 @@ class EngineOptions:
         kv_disk_path: the folder of those; None for the user's cache folder.
         kv_events_config: who is told which blocks there are: `config.kv_events.KVEvents` in JSON; None for nobody.
         prefix_caching_hash_algo: by which blocks are named to them: "sha256_cbor" or "sha256".
+        kv_store: the address of a store of copies that engines share; None for none.
+        kv_store_seconds: after which a copy in Redis that nobody has read is gone, 0 for never; None for a day.
         enable_prefix_caching: keep and reuse computed prefixes across requests.
         share_prefix_cache: across owners (API keys) too, who can then learn from `cached_tokens` and from the time to a
             first token whether somebody else has sent a prompt.
@@ -112,6 +114,8 @@ class EngineOptions:
     kv_disk_path: str | None = None
     kv_events_config: str | None = None
     prefix_caching_hash_algo: str = "sha256_cbor"
+    kv_store: str | None = None
+    kv_store_seconds: int | None = None
     enable_prefix_caching: bool = True
     share_prefix_cache: bool = False
     shared_prompts: tuple[str, ...] = ()

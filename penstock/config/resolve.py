@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.config.errors import ConfigError
 from penstock.config.kv_events import HASH_ALGORITHMS, kv_events
+from penstock.config.kv_store import check_store
 from penstock.config.limits import (
     MAX_CPU_LORAS,
     MAX_LORA_RANK,
@@ -172,6 +173,8 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "kv_blocks", 2, 2**31 - 1)
     _integer(options, "kv_ram", 1, 2**60)
     _integer(options, "kv_disk", 1, 2**60)
+    _integer(options, "kv_store_seconds", 0, 2**31 - 1)
+    check_store(options.kv_store, options.kv_store_seconds)
     _integer(options, "depth", 0, 1)
     _integer(options, "max_logprobs", -1, MAX_VOCABULARY, optional=False)
     speculation(options.speculative_config)

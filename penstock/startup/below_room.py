@@ -13,6 +13,7 @@ from penstock.transfer.places import place_bytes
 _NODE_BYTES: Final = 1200
 _TOKEN_BYTES: Final = 36
 _COPY_BYTES: Final = 700
+_SHARED: Final = 65_536  # blocks of a shared store that an engine without a disk knows of
 _MOST_INDEX_SHARE: Final = 1 / 4  # of the memory that is there
 
 
@@ -31,16 +32,21 @@ class BelowRoom:
     memory_bytes: int
 
 
-def below_room(options: EngineOptions, sizes: Sequence[int], memory: int | None = None) -> BelowRoom:
+def below_room(options: EngineOptions, sizes: Sequence[int], memory: int | None = None, overhead: int = 0) -> BelowRoom:
     """The room that an engine's options give.
 
     Args:
         options: resolved.
         sizes: bytes of a block, by cache group; of a recurrent state behind them.
         memory: bytes of memory that are there; None asks for no more than the options do.
+        overhead: bytes that encryption adds to a block on disk.
     """
-    most = options.kv_disk or options.kv_ram or 0
-    places = most // sum(place_bytes(size) if options.kv_disk else size for size in sizes)
+    if options.kv_disk:
+        places = options.kv_disk // sum(place_bytes(size + overhead) for size in sizes)
+    elif options.kv_store:
+        places = _SHARED
+    else:
+        places = (options.kv_ram or 0) // sum(sizes)
     each = _NODE_BYTES + _TOKEN_BYTES * options.block_size + _COPY_BYTES * len(sizes)
     if memory is not None:
         places = min(places, int(memory * _MOST_INDEX_SHARE) // each)

@@ -9,17 +9,19 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock import __version__
 from penstock.config.adapters import path_and_scale
 from penstock.config.arithmetic import ARITHMETIC_VERSION
-from penstock.config.environment import kv_folder
+from penstock.config.environment import kv_folder, kv_key, store_access
 from penstock.config.errors import ConfigError
+from penstock.config.kv_store import STORE_SECONDS, store_address
 from penstock.config.machine import read_machine
 from penstock.config.options import EngineOptions
 from penstock.core.kv.cache import KVCache
 from penstock.core.policies.bounded_tier import BoundedTier, place_numbers, restored
+from penstock.core.policies.shared_tier import SharedTier
 from penstock.runtime.runner import ModelRunner
 from penstock.startup.below_room import BelowRoom, below_room
 from penstock.startup.kept_pins import KeptPins
@@ -28,8 +30,12 @@ from penstock.startup.started import Started
 from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, remove_others
+from penstock.transfer.object_store import ObjectStore
 from penstock.transfer.pieces import Pieces, pieces_of
-from penstock.transfer.store import RamBefore, RamStore, Store
+from penstock.transfer.redis_store import RedisStore
+from penstock.transfer.sealing import PLAIN, Sealing, sealing_of
+from penstock.transfer.shared import SharedStore
+from penstock.transfer.store import RamBefore, RamStore, Store, StoreError
 from penstock.weights.content import content_digest, files_digest
 
 log = logging.getLogger(__name__)
@@ -52,52 +58,77 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Callable
         ConfigError: the tier cannot be had.
     """
     options, runner = started.options, started.runner
-    if not (options.kv_ram or options.kv_disk):
+    if not (options.kv_ram or options.kv_disk or options.kv_store):
         return []
     if not options.enable_prefix_caching or started.whole_prompts or not isinstance(runner, ModelRunner):
         raise ConfigError(
-            "--kv-ram and --kv-disk keep prefixes that are found again; this engine keeps none "
+            "--kv-ram, --kv-disk and --kv-store keep prefixes that are found again; this engine keeps none "
             "(--no-enable-prefix-caching, or an encoder). Start it without them."
         )
     pieces = pieces_of(runner.memory, options.torch_device)
-    most = options.kv_disk or options.kv_ram or 0
-    room = _room(options, pieces.sizes)
+    sealing = sealing_of(kv_key()) if options.kv_disk or options.kv_store else PLAIN
+    room = _room(options, pieces.sizes, sealing.overhead)
     places = room.places  # in all groups, in each of which a block of tokens is kept
-    if not places:
-        raise ConfigError(
-            f"{'--kv-disk' if options.kv_disk else '--kv-ram'} is {format_bytes(most)}, but a block of "
-            f"{options.block_size} tokens takes {format_bytes(sum(pieces.sizes))}; give it room for one at least."
-        )
     counts = (places,) * len(pieces.sizes)
+    saving, dropped = min(_MOST_SAVING, max(len(counts), places)), cache.tree.forget_below
     store: Store = RamStore()
     works: list[Callable[[], bool]] = []
     if options.kv_disk:
-        folder, name = disk_folder(started, pieces), options.served_model_name or ""
-        store = DiskStore(folder, pieces.sizes, place_numbers(counts), model=name, block_size=options.block_size)
+        folder, name = disk_folder(started, pieces, sealing), options.served_model_name or ""
+        numbers, size = place_numbers(counts), options.block_size
+        store = DiskStore(folder, pieces.sizes, numbers, model=name, block_size=size, sealing=sealing)
         works.append(KeptPins(folder, cache.pins, engine.add))
-        if options.kv_ram:
-            store = RamBefore(store, options.kv_ram)
-    tier = BoundedTier(
-        counts,
-        min(_MOST_SAVING, max(len(counts), places)),
-        cache.tree.forget_below,
-        catalog=store,
-    )
+    shared: SharedStore | None = None
+    if options.kv_store:
+        store = shared = _shared_store(started, cache, pieces, sealing, store if options.kv_disk else None)
+    if options.kv_ram and (options.kv_disk or options.kv_store):
+        store = RamBefore(store, options.kv_ram)
+    if shared is None:
+        tier = BoundedTier(counts, saving, dropped, catalog=store)
+    else:
+        tier = SharedTier(counts, saving, dropped, seeker=shared, catalog=store)
     tier.seconds_for = partial(_prompt_seconds, engine)
     cache.transfers.tier = tier
     for place in restored(cache, tier, store.found()):
         store.forget(place)
     runner.mover = Carrier(pieces, store, threads=2 if pieces.most == 1 else 4)
-    what = "disk" if options.kv_disk else "memory"
-    told = f"{places} blocks on {what}, {tier.copies} of them from before; their names take up to"
-    log.info("%-12s %12s  %s %s of memory", "KV below", format_bytes(most), told, format_bytes(room.index_bytes))
+    flag = _flag(options)
+    told = f"{places} blocks {flag.where}, {tier.copies} of them from before; their names take up to"
+    most = format_bytes(flag.most) if flag.most else ""
+    log.info("%-12s %12s  %s %s of memory", "KV below", most, told, format_bytes(room.index_bytes))
     return [*works, Warming(engine, cache, tier)]
 
 
-def _room(options: EngineOptions, sizes: Sequence[int]) -> BelowRoom:
-    """Room for copies, as far as there is memory for their names."""
-    asked = below_room(options, sizes)
-    room = below_room(options, sizes, read_machine().memory_available)
+class _Flag(NamedTuple):
+    """What says how much may lie below: its bytes, 0 where others bound that, and where."""
+
+    name: str
+    most: int
+    where: str
+
+
+def _flag(options: EngineOptions) -> _Flag:
+    if options.kv_disk:
+        return _Flag("--kv-disk", options.kv_disk, "on disk")
+    if options.kv_store:
+        return _Flag("--kv-store", 0, f"in {store_address(options.kv_store)}")
+    return _Flag("--kv-ram", options.kv_ram or 0, "in memory")
+
+
+def _room(options: EngineOptions, sizes: Sequence[int], overhead: int) -> BelowRoom:
+    """Room for copies, as far as there is memory for their names.
+
+    Raises:
+        ConfigError: there is none for a single block of tokens.
+    """
+    asked = below_room(options, sizes, overhead=overhead)
+    room = below_room(options, sizes, read_machine().memory_available, overhead)
+    if not room.places:
+        flag = _flag(options)
+        raise ConfigError(
+            f"{flag.name} is {format_bytes(flag.most)}, but a block of {options.block_size} tokens takes "
+            f"{format_bytes(sum(sizes))}; give it room for one at least."
+        )
     if room.places < asked.places:
         log.warning(
             "there would be room for %d blocks, but their names would take %s of memory; %d are kept. Blocks of more "
@@ -109,12 +140,39 @@ def _room(options: EngineOptions, sizes: Sequence[int]) -> BelowRoom:
     return room
 
 
+def _shared_store(
+    started: Started, cache: KVCache, pieces: Pieces, sealing: Sealing, nearer: Store | None
+) -> SharedStore:
+    """The store of copies that engines share, behind those that are nearer.
+
+    Raises:
+        ConfigError: it cannot be used, or the model's files cannot be read.
+    """
+    options = started.options
+    access = store_access()
+    address = store_address(options.kv_store or "", access)
+    seconds = STORE_SECONDS if options.kv_store_seconds is None else options.kv_store_seconds
+    remote = RedisStore(address, seconds) if address.kind == "redis" else ObjectStore(address, access)
+    try:
+        remote.check()
+    except StoreError as error:
+        raise ConfigError(f"--kv-store {address} cannot be used: {error}.") from None
+    except OSError as error:  # as it may be while machines start: it is a cache, and not what is served
+        log.warning("--kv-store %s: %s; the engine starts without it, and tries again", address, error)
+    try:
+        version = identity(started, pieces, kv_folder(options.kv_disk_path) / "digests.json", sealing)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"--kv-store needs the digest of the model's files: {error}.") from None
+    essential = [g for g, group in enumerate(cache.groups) if group.essential]
+    return SharedStore(remote, f"penstock:{version[:32]}", pieces.sizes, essential, nearer, sealing)
+
+
 def _prompt_seconds(engine: Idle, tokens: int) -> float | None:
     pace = engine.pace()
     return None if pace is None else pace.seconds(tokens, 0)
 
 
-def disk_folder(started: Started, pieces: Pieces) -> Path:
+def disk_folder(started: Started, pieces: Pieces, sealing: Sealing = PLAIN) -> Path:
     """Where the blocks of this model are kept; those of its other versions go that take more than as many bytes.
 
     Raises:
@@ -126,7 +184,7 @@ def disk_folder(started: Started, pieces: Pieces) -> Path:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         place = hashlib.sha256(str(Path(started.model_path).resolve()).encode()).hexdigest()
         name = re.sub(r"[^A-Za-z0-9._-]", "_", options.served_model_name or "model")[:80] + f"-{place[:8]}"
-        folder = base / f"{name}-{identity(started, pieces, base / 'digests.json')[:16]}"
+        folder = base / f"{name}-{identity(started, pieces, base / 'digests.json', sealing)[:16]}"
     except (OSError, RuntimeError) as error:
         raise ConfigError(
             f"--kv-disk has no folder to keep blocks in ({error}); name one with --kv-disk-path."
@@ -136,8 +194,8 @@ def disk_folder(started: Started, pieces: Pieces) -> Path:
     return folder
 
 
-def identity(started: Started, pieces: Pieces, notes: Path) -> str:
-    """All that the numbers in a block depend on. Raises OSError if the model's files cannot be read."""
+def identity(started: Started, pieces: Pieces, notes: Path, sealing: Sealing = PLAIN) -> str:
+    """All that the bytes of a block depend on. Raises OSError if the model's files cannot be read."""
     options = started.options
     weights = content_digest(Path(started.model_path), notes, weights=options.load_format != "dummy")
     vectors = (path_and_scale("--control-vector", one)[0] for one in options.control_vector)
@@ -148,5 +206,6 @@ def identity(started: Started, pieces: Pieces, notes: Path) -> str:
         options.seed if options.load_format == "dummy" else None,
         [one.value for one in started.told.kernels],
         None if options.torch_device == "cpu" else __version__,
+        *([sealing.key_id] if sealing.key_id else []),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

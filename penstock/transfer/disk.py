@@ -19,6 +19,7 @@ from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, lock, remove_fi
 from penstock.transfer.index import Index
 from penstock.transfer.pieces import Bytes
 from penstock.transfer.places import PlacesFile
+from penstock.transfer.sealing import PLAIN, Sealing
 from penstock.transfer.store import Described, StoreError, always
 
 _PAUSE_S: Final = 30.0  # without writing, where the disk is full
@@ -30,7 +31,14 @@ class DiskStore(Described):
     """A folder of copies, which one process has at a time."""
 
     def __init__(
-        self, folder: Path, sizes: Sequence[int], places: Sequence[range], *, model: str = "", block_size: int = 0
+        self,
+        folder: Path,
+        sizes: Sequence[int],
+        places: Sequence[range],
+        *,
+        model: str = "",
+        block_size: int = 0,
+        sealing: Sealing = PLAIN,
     ) -> None:
         """Opens it, and makes it where it is not there.
 
@@ -39,6 +47,7 @@ class DiskStore(Described):
             sizes: bytes of a block, by group.
             places: their numbers, by group.
             model, block_size: whose blocks they are, and of how many tokens; only told to those who list folders.
+            sealing: how all that tells of prompts is written.
 
         Raises:
             ConfigError: it cannot be made or written, or another process has it.
@@ -52,9 +61,11 @@ class DiskStore(Described):
             os.chmod(folder, 0o700)
             self._lock = lock(folder / LOCK, _LOCK_S)
             try:
-                self._index, self._file = Index(folder / INDEX), PlacesFile(folder / BLOCKS, sizes, places)
+                self._index = Index(folder / INDEX, sealing.seal_line, sealing.unseal_line)
+                self._file = PlacesFile(folder / BLOCKS, sizes, places, sealing=sealing)
                 with suppress(OSError):  # a full disk: what was told before stays
-                    write_about(folder, About(model, block_size, tuple(sizes), tuple(places), time.time()))
+                    about = About(model, block_size, tuple(sizes), tuple(places), time.time(), sealing.key_id)
+                    write_about(folder, about)
             except BaseException:
                 os.close(self._lock)  # else this process could not try again
                 raise

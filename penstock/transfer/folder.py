@@ -41,6 +41,7 @@ class About:
         sizes: bytes of a block, by cache group.
         places: their numbers, by group.
         opened: when an engine took it, seconds since 1970.
+        key_id: of the key that it is encrypted with; "" for none.
     """
 
     model: str
@@ -48,6 +49,7 @@ class About:
     sizes: tuple[int, ...]
     places: tuple[range, ...]
     opened: float = 0.0
+    key_id: str = ""
 
 
 def write_about(folder: Path, about: About) -> None:
@@ -58,6 +60,7 @@ def write_about(folder: Path, about: About) -> None:
         "sizes": about.sizes,
         "places": [[numbers.start, len(numbers), numbers.step] for numbers in about.places],
         "opened": about.opened,
+        "key": about.key_id,
     }
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(folder / _FRESH, flags, 0o600), "wb") as file:
@@ -92,7 +95,10 @@ def _about(told: Any) -> About:
     if sum(sizes) * max(count for _, count, _ in places) > _MOST_BYTES:
         raise ValueError("no disk has so many bytes")
     ranges = tuple(range(first, first + count * step, step) for first, count, step in places)
-    return About(model, told["block_size"], tuple(sizes), ranges, float(opened))
+    key_id = told.get("key", "")
+    if not isinstance(key_id, str):
+        raise ValueError("a key has a name")
+    return About(model, told["block_size"], tuple(sizes), ranges, float(opened), key_id)
 
 
 def size_and_use(folder: Path) -> tuple[int, float]:

@@ -17,6 +17,7 @@ from penstock.core.policies.bounded_tier import Entry
 from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, read_about, remove_files, size_and_use, try_lock
 from penstock.transfer.index import read_entries
 from penstock.transfer.places import PlacesFile
+from penstock.transfer.sealing import PLAIN, Sealing
 from penstock.transfer.store import StoreError
 
 _VERSION: Final = 16  # digits of what a folder's name says of its model's version,
@@ -38,6 +39,7 @@ class KeptBlocks:
         damaged_lines: of its index, which tell nothing.
         used: when an engine last had it, seconds since 1970.
         in_use: an engine has it, or it lies on a disk without locks.
+        sealed: it is encrypted with a key that is not given, so that nobody knows what it has.
     """
 
     folder: Path
@@ -49,6 +51,7 @@ class KeptBlocks:
     damaged_lines: int
     used: float
     in_use: bool
+    sealed: bool = False
 
     @property
     def name(self) -> str:
@@ -85,11 +88,11 @@ class Verdict:
         return self.damaged + self.unreadable
 
 
-def kept_blocks(base: Path) -> list[KeptBlocks]:
+def kept_blocks(base: Path, sealing: Sealing = PLAIN) -> list[KeptBlocks]:
     """All of a folder of folders, the least recently used first. Raises OSError if it cannot be read."""
     if not base.is_dir():
         return []
-    found = (kept_in(folder) for folder in base.iterdir() if is_ours(folder))
+    found = (kept_in(folder, sealing) for folder in base.iterdir() if is_ours(folder))
     return sorted(filter(None, found), key=lambda kept: (kept.used, kept.name))
 
 
@@ -100,13 +103,14 @@ def is_ours(folder: Path) -> bool:
     return named and not folder.is_symlink() and (folder / LOCK).is_file() and not (folder / LOCK).is_symlink()
 
 
-def kept_in(folder: Path) -> KeptBlocks | None:
+def kept_in(folder: Path, sealing: Sealing = PLAIN) -> KeptBlocks | None:
     """What a folder has; None if it has gone meanwhile. Raises OSError if its index cannot be read."""
     size, used = size_and_use(folder)
     if not used:
         return None
-    entries, damaged = read_entries(folder / INDEX)
     about = read_about(folder)
+    sealed = about is not None and about.key_id not in ("", sealing.key_id)
+    entries, damaged = ({}, 0) if sealed else read_entries(folder / INDEX, _written(about, sealing).unseal_line)
     handle = try_lock(folder)
     if handle is not None:
         os.close(handle)
@@ -120,16 +124,18 @@ def kept_in(folder: Path) -> KeptBlocks | None:
         damaged,
         used,
         handle is None,
+        sealed,
     )
 
 
-def chains(folder: Path) -> tuple[list[Chain], int]:
+def chains(kept: KeptBlocks, sealing: Sealing = PLAIN) -> tuple[list[Chain], int]:
     """What is kept from a prompt's first token on, the longest first, and how many copies nothing leads to.
 
     Raises:
+        ConfigError: it is encrypted with a key that is not given.
         OSError: the index cannot be read.
     """
-    entries, _ = read_entries(folder / INDEX)
+    entries = _entries(kept, sealing)
     copies: dict[bytes, int] = {}
     tokens: dict[bytes, int] = {}
     behind: dict[bytes, set[bytes]] = {}
@@ -153,15 +159,18 @@ def chains(folder: Path) -> tuple[list[Chain], int]:
     return sorted(found, reverse=True), sum(count for digest, count in copies.items() if digest not in reached)
 
 
-def verify(kept: KeptBlocks, progress: Callable[[int, int], None] = lambda done, total: None) -> Verdict:
+def verify(
+    kept: KeptBlocks, progress: Callable[[int, int], None] = lambda done, total: None, sealing: Sealing = PLAIN
+) -> Verdict:
     """Reads every copy of a folder that no engine has, and holds its bytes to their checksum.
 
     Args:
         kept: the folder.
         progress: is told how many have been read, and of how many.
+        sealing: with the key that is given.
 
     Raises:
-        ConfigError: an engine has the folder, or it does not tell its layout.
+        ConfigError: an engine has the folder, it does not tell its layout, or it is encrypted with another key.
         OSError: its index cannot be read.
     """
     about = kept.about
@@ -171,37 +180,50 @@ def verify(kept: KeptBlocks, progress: Callable[[int, int], None] = lambda done,
             "starts with it writes that anew."
         )
     with _held(kept, alone=False):
-        entries, _ = read_entries(kept.folder / INDEX)
-        return _read_all(kept.folder / BLOCKS, about, entries, progress)
+        entries = _entries(kept, sealing)
+        try:
+            file = PlacesFile(
+                kept.folder / BLOCKS, about.sizes, about.places, read_only=True, sealing=_written(about, sealing)
+            )
+        except FileNotFoundError:
+            return Verdict(damaged=len(entries), first="the file of blocks is gone" if entries else "")
+        try:
+            return _read_all(file, about, entries, progress)
+        finally:
+            file.close()
 
 
-def _read_all(path: Path, about: About, entries: Mapping[int, Entry], progress: Callable[[int, int], None]) -> Verdict:
+def _entries(kept: KeptBlocks, sealing: Sealing) -> dict[int, Entry]:
+    if kept.sealed:
+        why = "is not the one that it was encrypted with" if sealing.key_id else "is not set, and it is encrypted"
+        raise ConfigError(f"{kept.name} cannot be read: PENSTOCK_KV_KEY {why}; set it to the key that the engine had.")
+    return read_entries(kept.folder / INDEX, _written(kept.about, sealing).unseal_line)[0]
+
+
+def _written(about: About | None, sealing: Sealing) -> Sealing:
+    """How a folder was written, as far as that may be with a key."""
+    return sealing if about is not None and about.key_id else PLAIN
+
+
+def _read_all(
+    file: PlacesFile, about: About, entries: Mapping[int, Entry], progress: Callable[[int, int], None]
+) -> Verdict:
     verdict = Verdict()
-    try:
-        file = PlacesFile(path, about.sizes, about.places, read_only=True)
-    except FileNotFoundError:
-        verdict.damaged = len(entries)
-        verdict.first = "the file of blocks is gone" if entries else ""
-        return verdict
-    try:
-        length = path.stat().st_size
-        for done, (place, entry) in enumerate(sorted(entries.items()), 1):
-            try:
-                if not file.has(place, entry.group):
-                    raise StoreError("the index names a place that there is not")
-                if about.sizes[entry.group] > length:
-                    raise StoreError("its file is too short")  # before so much memory is asked for
-                file.read(place, entry)
-                verdict.whole += 1
-            except StoreError as error:
-                verdict.damaged += 1
-                verdict.first = verdict.first or f"place {place}: {error}"
-            except OSError as error:
-                verdict.unreadable += 1
-                verdict.first = verdict.first or f"place {place}: {error.strerror or error}"
-            progress(done, len(entries))
-    finally:
-        file.close()
+    for done, (place, entry) in enumerate(sorted(entries.items()), 1):
+        try:
+            if not file.has(place, entry.group):
+                raise StoreError("the index names a place that there is not")
+            if about.sizes[entry.group] > file.length:
+                raise StoreError("its file is too short")  # before so much memory is asked for
+            file.read(place, entry)
+            verdict.whole += 1
+        except StoreError as error:
+            verdict.damaged += 1
+            verdict.first = verdict.first or f"place {place}: {error}"
+        except OSError as error:
+            verdict.unreadable += 1
+            verdict.first = verdict.first or f"place {place}: {error.strerror or error}"
+        progress(done, len(entries))
     return verdict
 
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from penstock.core.policies.bounded_tier import Entry
 from penstock.transfer.pieces import Bytes
+from penstock.transfer.sealing import PLAIN, Sealing
 from penstock.transfer.store import GivenUp, StoreError, always
 
 MAGIC: Final = b"PNSTKV01"
@@ -28,14 +29,22 @@ _MOST_PARTS: Final = 512  # buffers of one system call
 
 
 def place_bytes(size: int) -> int:
-    """What a block of so many bytes takes on disk."""
+    """What so many bytes of a block take on disk."""
     return -(-(size + _HEAD.size) // _PAGE) * _PAGE
 
 
 class PlacesFile:
     """Reads and writes copies. Called by several threads, but for no place by two at once."""
 
-    def __init__(self, path: Path, sizes: Sequence[int], places: Sequence[range], *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        sizes: Sequence[int],
+        places: Sequence[range],
+        *,
+        read_only: bool = False,
+        sealing: Sealing = PLAIN,
+    ) -> None:
         """Opens it, and makes it where it is not there, unless `read_only`. Raises OSError.
 
         Args:
@@ -43,11 +52,13 @@ class PlacesFile:
             sizes: bytes of a block, by group.
             places: their numbers, by group.
             read_only: nothing is written.
+            sealing: how blocks are written.
         """
-        self._sizes, self._ranges = tuple(sizes), tuple(places)
+        self._sizes, self._ranges = tuple(size + sealing.overhead for size in sizes), tuple(places)
+        self._sealing = sealing
         self._buffers: dict[int, dict[int, bytearray]] = {}  # by thread and size
         # One place of each group after the other, then the next of each: with more room all stay where they are.
-        self._starts = list(accumulate(map(place_bytes, sizes), initial=0))
+        self._starts = list(accumulate(map(place_bytes, self._sizes), initial=0))
         end = self._starts[-1] * max(map(len, places), default=0)
         how = os.O_RDONLY | os.O_NONBLOCK if read_only else _WRITTEN
         self._file = os.open(path, how | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -64,6 +75,7 @@ class PlacesFile:
         Raises:
             StoreError, GivenUp, OSError: it has another size; it was given up; it cannot be written.
         """
+        parts = self._sealing.seal(list(parts), _name(entry))
         length, sum_ = 0, zlib.crc32(entry.digest)
         for part in parts:
             length += len(part)
@@ -106,7 +118,10 @@ class PlacesFile:
         body = view[_HEAD.size :]
         if zlib.crc32(body, zlib.crc32(digest)) != sum_:
             raise StoreError("it is damaged")
-        return body
+        try:
+            return self._sealing.unseal(body, _name(entry))
+        except ValueError as error:
+            raise StoreError(str(error)) from None
 
     def _buffer(self, size: int) -> bytearray:
         """This thread's own, since fresh memory takes as long as reading into it."""
@@ -115,9 +130,18 @@ class PlacesFile:
             buffers[size] = bytearray(size)
         return buffers[size]
 
+    @property
+    def length(self) -> int:
+        """Bytes of the file. Raises OSError."""
+        return os.fstat(self._file).st_size
+
     def close(self) -> None:
         """Nothing is read or written any more."""
         os.close(self._file)
 
     def _place(self, group: int, place: int) -> int:
         return self._ranges[group].index(place) * self._starts[-1] + self._starts[group]
+
+
+def _name(entry: Entry) -> bytes:
+    return entry.digest + entry.group.to_bytes(4, "little")

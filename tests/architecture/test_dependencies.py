@@ -18,7 +18,18 @@ IMPORTED_AS = {
     "protobuf": "google",
     **dict.fromkeys(("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "opentelemetry"),
 }
-EXTRAS = ("bench", "eval", "fallback", "gpu", "grpc", "mcp", "otel")  # which people install; `dev` is for developers
+EXTRAS = (
+    "bench",
+    "encryption",
+    "eval",
+    "fallback",
+    "gpu",
+    "grpc",
+    "mcp",
+    "otel",
+    "redis",
+    "s3",
+)  # which people install
 BROUGHT = {"starlette", "pydantic", "pydantic_core"}  # by fastapi, which is made of them
 
 

@@ -12,11 +12,14 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
+from penstock.core.kv.node import Namespace
+from penstock.core.policies.bounded_tier import Entry
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
 from penstock.transfer.disk import DiskStore
+from penstock.transfer.sealing import sealing_of
 from tests.models import tiny
 
 NAME = f"a-model-{'0' * 8}-{'a' * 16}"
@@ -88,6 +91,33 @@ def test_what_an_engine_keeps_is_listed_checked_and_removed(engine: Engine, cach
     assert (verdict["whole"], verdict["damaged"], verdict["first"]) == (9, 1, "place 1: it is damaged")
     assert cache("rm", "a/tiny").startswith(f"removed {row['name']} (")
     assert json.loads(cache("list", "--json"))["models"] == []
+
+
+def test_what_is_encrypted_is_shown_to_who_has_the_key(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, place = "0f" * 32, tmp_path / "kv" / NAME
+    sealing = sealing_of(bytes.fromhex(key))
+    store = DiskStore(place, (100,), (range(1, 3),), model="m", block_size=2, sealing=sealing)
+    one = Entry(0, b"d" * 16, b"", Namespace("", ("pepper", "0wner")), (7, 8))
+    store.describe(1, one)
+    store.write(1, one, (b"what was said" * 7 + b"123456789",))
+    store.close()
+    written = b"".join(path.read_bytes() for path in place.iterdir())
+    assert not any(text in written for text in (b"what was said", b"pepper", b"0wner", b"[7,8]"))
+    for given in ("", "f0" * 32):
+        monkeypatch.setenv("PENSTOCK_KV_KEY", given)
+        (row,) = json.loads(cache("list", "--json"))["models"]
+        assert row["encrypted"] and row["tokens"] is None and "encrypted" in cache("list")
+        for verb in ("show", "verify"):
+            assert "set it to the key that the engine had" in cache(verb, "m", code=1)
+    monkeypatch.setenv("PENSTOCK_KV_KEY", "short")
+    assert "PENSTOCK_KV_KEY is unusable" in cache("list", code=1)
+    monkeypatch.setenv("PENSTOCK_KV_KEY", key)
+    assert "1 prefix, 2 tokens in 1 blocks" in cache("show", "m")
+    assert "1 whole, 0 damaged" in cache("verify", "m")
+    monkeypatch.delenv("PENSTOCK_KV_KEY")
+    assert cache("rm", "m").startswith(f"removed {NAME}")
 
 
 def test_wrong_names_and_nothing_at_all(cache: Cache, tmp_path: Path) -> None:

@@ -131,7 +131,24 @@ def test_every_answer_says_something_and_names_flags_that_there_are() -> None:
             "sglang serve --model-path m --port 1 --enable-hierarchical-cache --hicache-ratio 2 --hicache-size 100 "
             "--hicache-write-policy write_through --hicache-mem-layout page_first --hicache-storage-backend file",
             "penstock serve m --port 1 --kv-ram 100GB",
-            ("--hicache-size 100 is --kv-ram 100GB.", "a size is what turns them on", "is --kv-disk SIZE here"),
+            (
+                "--hicache-size 100 is --kv-ram 100GB.",
+                "a size or an address is what turns them on",
+                "is --kv-disk SIZE here",
+            ),
+        ),
+        (
+            "LMCACHE_REMOTE_URL=redis://cache:6379 LMCACHE_MAX_LOCAL_CPU_SIZE=5.0 LMCACHE_LOCAL_CPU=True "
+            "LMCACHE_LOCAL_DISK=file:///kept LMCACHE_MAX_LOCAL_DISK_SIZE=50 LMCACHE_ENABLE_P2P=1 vllm serve m "
+            """--host 1.2.3.4 --kv-transfer-config '{"kv_connector": "LMCacheConnectorV1"}'""",
+            "penstock serve m --kv-store redis://cache:6379 --kv-ram 5.0GB --kv-disk-path /kept --kv-disk 50GB "
+            "--host 1.2.3.4",
+            ("LMCACHE_REMOTE_URL is --kv-store.", "LMCACHE_ENABLE_P2P: nothing here", "and, for a remote_url in Redis"),
+        ),
+        (
+            "LMCACHE_REMOTE_URL=lm://cache:65432 LMCACHE_LOCAL_DISK=x vllm serve m --host 1.2.3.4",
+            "penstock serve m --host 1.2.3.4",
+            ("an LMCache server keeps blocks by names of its own", "--kv-disk SIZE keeps copies on disk"),
         ),
         ("sglang serve --model-path m --port 1 x", "penstock serve m --port 1", ("'x' stands alone",)),
     ],

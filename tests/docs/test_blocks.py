@@ -139,6 +139,7 @@ def test_what_is_not_run_is_listed_with_a_reason() -> None:
         "deploy.md",
         "gpu.md",
         "host.md",
+        "kv-tiers.md",
         "library.md",
         "llama-server.md",
         "operations.md",

@@ -64,7 +64,7 @@ def test_a_folder_tells_what_it_has(tmp_path: Path) -> None:
     assert (kept.blocks, kept.tokens, kept.damaged_lines) == (9, 10, 0)
     assert kept.bytes >= 5 * place_bytes(100) + 4 * place_bytes(5000)
     assert kept.about is not None and (kept.about.sizes, kept.about.places) == (SIZES, PLACES)
-    assert chains(kept.folder) == ([Chain(6, 6), Chain(4, 4)], 1)
+    assert chains(kept) == ([Chain(6, 6), Chain(4, 4)], 1)
     store.close()
     assert not only(tmp_path).in_use
 
@@ -79,7 +79,7 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
 
     before = state()
     verify(only(tmp_path))
-    chains(folder)
+    chains(kept_in(folder))
     assert state() == before
     assert stat.S_IMODE((folder / "about.json").stat().st_mode) == 0o600
 
@@ -199,7 +199,7 @@ def test_an_index_in_a_circle_ends(tmp_path: Path) -> None:
     (tmp_path / NAME / "index").write_bytes(b"".join(lines) + b"half a li")
     kept = only(tmp_path)
     assert (kept.blocks, kept.tokens, kept.damaged_lines) == (4, 8, 1)
-    assert chains(kept.folder) == ([Chain(2, 1)], 3)
+    assert chains(kept) == ([Chain(2, 1)], 3)
 
 
 def test_a_long_prefix_is_followed_without_recursion(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_long_prefix_is_followed_without_recursion(tmp_path: Path) -> None:
         store.describe(place, one)
         store.write(place, one, (b"x" * 8,))
     store.close()
-    assert chains(tmp_path / NAME) == ([Chain(10_000, 5000)], 0)
+    assert chains(kept_in(tmp_path / NAME)) == ([Chain(10_000, 5000)], 0)
 
 
 def test_a_folder_that_goes_meanwhile_is_left_out(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class RadixTree:
         return root
 
     @staticmethod
-    def _child(node: Node, namespace: Namespace, key: Key) -> Node | None:
+    def child(node: Node, namespace: Namespace, key: Key) -> Node | None:
         """What follows a node, as a namespace sees it."""
         child = node.children.get(key)
         if child is None and node.public and (portal := node.children.get(namespace.portal)) is not None:
@@ -110,7 +110,7 @@ class RadixTree:
         node, position = root, 0
         nodes: list[Node] = []
         while position + size <= limit:
-            child = self._child(node, namespace, tuple(tokens[position : position + size]))
+            child = self.child(node, namespace, tuple(tokens[position : position + size]))
             if child is None or not child.filled:
                 break
             nodes.append(child)
@@ -156,7 +156,7 @@ class RadixTree:
         best = 0
         while node.depth + self._block_size <= limit:
             key = tuple(tokens[node.depth : node.depth + self._block_size])
-            child = self._child(node, namespace, key)
+            child = self.child(node, namespace, key)
             if child is None or not all(g in child.below for g in self._essential):
                 break
             chain.append(child)
@@ -223,7 +223,7 @@ class RadixTree:
         size = self._block_size
         end, owner = 0, None
         while position < len(tokens):
-            child = self._child(node, namespace, tuple(tokens[position : position + size]))
+            child = self.child(node, namespace, tuple(tokens[position : position + size]))
             if child is None or not (child.filled or child.owner is not None):
                 break
             node, position = child, child.depth

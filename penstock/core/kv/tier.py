@@ -12,6 +12,7 @@ from penstock.core.kv.node import Node
 
 if TYPE_CHECKING:
     from penstock.core.kv.cache import KVCache
+    from penstock.core.policies.order import Admission
 
 
 class Tier:
@@ -66,6 +67,10 @@ class Tier:
     def figures(self) -> Mapping[str, Any]:
         """What it has and counts, by the names of EngineStats."""
         return {}
+
+    def sought(self, admission: Admission) -> bool:
+        """Whether it is being looked up what of a sequence there is, so that it waits."""
+        return False
 
     def open(self, place: int) -> float:
         """A load reads the copy at a place: nobody may write there until it is closed as often.

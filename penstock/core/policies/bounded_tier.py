@@ -78,8 +78,9 @@ def place_numbers(places: Sequence[int]) -> tuple[range, ...]:
     return tuple(range(1 + g, 1 + g + groups * count, groups) for g, count in enumerate(places))
 
 
-def _digest(*parts: object) -> bytes:
-    return blake2b(repr(parts).encode(), digest_size=16).digest()
+def digest_after(before: bytes, name: Hashable) -> bytes:
+    """The digest of a node that its parent, of such a digest, has under a name."""
+    return blake2b(repr((before, name)).encode(), digest_size=16).digest()
 
 
 def digest_of(node: Node) -> bytes:
@@ -91,7 +92,7 @@ def digest_of(node: Node) -> bytes:
         up = up.parent
     digest = up.digest if up is not None else b""
     for one in reversed(unnamed):
-        digest = one.digest = _digest(digest, one.name)
+        digest = one.digest = digest_after(digest, one.name)
     return digest
 
 
@@ -242,6 +243,16 @@ class BoundedTier(Tier):
         for free in self._free:
             free[:] = [place for place in free if place not in self._stored]
 
+    def adopt(self, node: Node, group: int) -> bool:
+        """There is a copy that others have made and the store can give; False without a place for it."""
+        if not (self._free[group] or self._drop_one(group)):
+            return False
+        place = self._free[group].pop()
+        self._catalog.describe(place, entry_of(node, group))
+        node.below[group] = place
+        self._keep(place, node, group)
+        return True
+
     def _keep(self, place: int, node: Node, group: int) -> None:
         self._stored[place] = _Copy(node, group)
         self._later[_before(node), group] += 1
@@ -328,7 +339,9 @@ class BoundedTier(Tier):
     # -- what comes back ----------------------------------------------------------------------------------------------
 
     def worth(self, start: int, nodes: Sequence[Node]) -> bool:
-        blocks, tokens = sum(len(node.below) for node in nodes), nodes[-1].depth - start
+        return self._is_worth(sum(len(node.below) for node in nodes), nodes[-1].depth - start)
+
+    def _is_worth(self, blocks: int, tokens: int) -> bool:
         now = monotonic()
         loads = self._loads
         if loads.open and now - loads.begun > loads.patience:

