@@ -3,11 +3,12 @@
 `--part evicted`: a prompt of so many tokens is computed, found in the pool, and found below once the pool is empty:
 in memory, on disk with the file in the page cache, and on disk without. `--part restart`: the first answer of a new
 engine beside a hit in the pool. `--part faults`: evicted prompts one after the other, of a disk that does a megabyte a
-second, is gone, is empty, or has a wrong byte in each hundred; answers must be equal. `--part redis`, `--part objects`:
-what one engine has computed, found by another that was there before, in Redis or in an object store (`redis-server` or
-moto's, started here). `--part trace`: Mooncake's conversations, their lengths divided by `--scale`, `--rows` at a time,
-with a pool of so many hundredths of what they need together, with and without a disk below it, beside a pool that holds
-all. All in turns, in one process, with random weights of a model's shape or a real model.
+second, is gone, is empty, or has a wrong byte in each hundred; answers must be equal. `--part queue`: prompts that lie
+on disk and wait for another's answer to end, loaded while they wait and once they are admitted. `--part redis`, `--part
+objects`: what one engine has computed, found by another that was there before, in Redis or in an object store
+(`redis-server` or moto's, started here). `--part trace`: Mooncake's conversations, their lengths divided by `--scale`,
+`--rows` at a time, with a pool of so many hundredths of what they need together, with and without a disk below it,
+beside a pool that holds all. All in turns, in one process, with random weights of a model's shape or a real model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,44 @@ def restart(given: Any, model: Path, folder: Path) -> dict[str, dict[str, list[f
             found[str(length)]["in the pool"].append(first_token(engine, prompt)[0])
             engine.close()
     return {key: dict(times) for key, times in found.items()}
+
+
+def queue(given: Any, model: Path, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Seconds from the end of another's answer to a first token, of prompts that lie on disk and wait for that end."""
+    rng = random.Random(11)
+    found: dict[str, dict[str, list[float]]] = {str(length): defaultdict(list) for length in given.lengths}
+    prompts = {length: tuple(rng.randrange(10, 4_000) for _ in range(length)) for length in given.lengths}
+    engine, _ = build_engine(options(given, model, folder, kv_disk=given.size))
+    tier = engine.scheduler.cache.transfers.tier
+    ahead = tier.preloads
+    for length, prompt in prompts.items():
+        first_token(engine, prompt)
+        settle(engine)
+        for _ in range(given.turns):
+            for preloads, pages in product((0, ahead), (True, False)):
+                engine.scheduler.cache.tree.clear()
+                if not pages:
+                    forget_pages(folder)
+                tier.preloads = preloads
+                name = ("ahead" if preloads else "when admitted") + ("" if pages else ", pages forgotten")
+                found[str(length)][name].append(_behind(engine, prompt))
+    engine.close()
+    print({key: {name: min(one) for name, one in times.items()} for key, times in found.items()}, flush=True)
+    return {key: dict(times) for key, times in found.items()}
+
+
+def _behind(engine: Engine, prompt: tuple[int, ...]) -> float:
+    sampling = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    now = time.perf_counter()
+    engine.add(EngineRequest(f"first {now}", tuple(range(10, 40)), sampling))
+    engine.add(EngineRequest(f"second {now}", prompt, _ONE))
+    ended = 0.0
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            if output.request_id.startswith("first") and output.finish_reason:
+                ended = time.perf_counter()
+    return time.perf_counter() - ended
 
 
 class Slow:
@@ -390,9 +429,8 @@ def tell_trace(given: Any, found: dict[str, dict[str, float]]) -> None:
 def main() -> None:
     """Measures one part."""
     parser = arguments(__doc__)
-    parser.add_argument(
-        "--part", choices=("evicted", "restart", "faults", "redis", "objects", "trace"), default="evicted"
-    )
+    every = ("evicted", "restart", "faults", "queue", "redis", "objects", "trace")
+    parser.add_argument("--part", choices=every, default="evicted")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights; else --model")
     parser.add_argument("--model", default="penstock-concierge")
     parser.add_argument("--quantize", default=None)
@@ -411,7 +449,8 @@ def main() -> None:
         if given.part == "trace":
             tell_trace(given, trace(given, model, folder / "kv"))
             return
-        parts = {"evicted": evicted, "restart": restart, "faults": faults, "redis": shared, "objects": shared}
+        parts = {"evicted": evicted, "restart": restart, "faults": faults, "queue": queue}
+        parts |= {"redis": shared, "objects": shared}
         times = parts[given.part](given, model, folder / "kv")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

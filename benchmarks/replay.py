@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.traces import Lengths
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.config.options import SchedulerOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.request import EngineRequest
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine

@@ -26,6 +26,7 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.weight import Weight
+from penstock.runtime.drafters.drafter import Drafter
 
 BLOCK = 16
 
@@ -38,7 +39,9 @@ def folder_of(model: str, setting: Setting, folder: Path) -> Path:
 
 
 @contextmanager
-def running(setting: Setting, model: str, rows: int, length: int, **more: Any) -> Iterator[Engine]:
+def running(
+    setting: Setting, model: str, rows: int, length: int, drafter: Drafter | None = None, **more: Any
+) -> Iterator[Engine]:
     """An engine for so many rows of so many tokens."""
     if setting.tiny:
         rows, length = min(rows, 2), min(length, 32)
@@ -49,7 +52,9 @@ def running(setting: Setting, model: str, rows: int, length: int, **more: Any) -
             "dtype": str(setting.dtype).removeprefix("torch."), "block_size": BLOCK,
             "max_num_batched_tokens": 32 if setting.tiny else 8192,
         } | more  # fmt: skip
-        engine, info = build_engine(EngineOptions(model=str(folder_of(model, setting, Path(folder))), **given))
+        engine, info = build_engine(
+            EngineOptions(model=str(folder_of(model, setting, Path(folder))), **given), drafter=drafter
+        )
         served = {decision.name: decision for decision in info.kernels}
         setting.note_chosen({name: (decision.value, decision.reason) for name, decision in served.items()})
         try:

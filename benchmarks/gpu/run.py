@@ -46,6 +46,8 @@ SECTIONS: dict[str, tuple[str, float]] = {  # name → its module, and the secon
     "model.deepseek_v2_lite": ("models", 20),
     "model.overlap": ("steps", 20),
     "model.invariance": ("steps", 30),
+    "model.speculation": ("speculation", 40),
+    "model.tiers": ("tiers", 40),
     "model.start": ("start", 40),
     "model.peer": ("peer", 20),
 }
@@ -58,6 +60,7 @@ COMPILERS = (  # sections whose kernels a process of their own compiles ahead
     "model.llama_8b_fp8,model.invariance",
     "model.overlap,model.qwen3_0_6b",
     "model.qwen3_30b_a3b,model.deepseek_v2_lite",
+    "model.speculation,model.tiers",
 )
 GRACE = 25.0  # seconds after the last section's end, then a process that hangs is ended
 

@@ -25,10 +25,12 @@ class EngineStats:
         drafter_failures: times a drafter failed and was switched off.
         draft_decisions: (reason, count) of why sequences had the drafts they had, one for each that drew in a step.
         accepted_now, accepted_usually: accepted drafts of a verified proposal, of the last few hundred and thousands.
+        accepted_by_position: (position, count) of verified proposals whose drafts were accepted up to that one, from 0.
         failed_loads: sequences that began anew because blocks could not be loaded from a lower tier.
         kv_below: (what, count) of blocks that were copied to a lower tier and back: saved, loaded, failed, dropped for
             others; and of loads that were declined, because computing is sooner done.
         kv_below_blocks, kv_below_places: copies that a lower tier has, and how many it has room for; over all groups.
+        kv_events: (what, count) of what is told of blocks beyond the process: batches published, events dropped.
         restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
         paused: 1 while the engine is told to hold still, 2 while it computes nothing at all (`keep`, `retract`), 3 as 1
             while some that came before that still wait to run.
@@ -63,10 +65,12 @@ class EngineStats:
     draft_decisions: tuple[tuple[str, int], ...] = ()
     accepted_now: float = 0.0
     accepted_usually: float = 0.0
+    accepted_by_position: tuple[tuple[int, int], ...] = ()
     failed_loads: int = 0
     kv_below: tuple[tuple[str, int], ...] = ()
     kv_below_blocks: int = 0
     kv_below_places: int = 0
+    kv_events: tuple[tuple[str, int], ...] = ()
     restarts: int = 0
     resumed: int = 0
     paused: int = 0

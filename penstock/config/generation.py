@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.config.cache_asks import Pin
 from penstock.config.constraint import ANY_TOOL, Grammar, ToolChoice
 from penstock.config.given_rows import GivenRows
 from penstock.config.lengths import Repetition, Truncation
+from penstock.config.retention import NO_RETENTION, Retention
 from penstock.config.sampling import SamplingParams
 
 
@@ -32,6 +34,7 @@ class GenerationRequest:
             alone, as chat templates write them.
         priority: lower is sooner, under the priority policy.
         cache_salt: requests share cached prefixes only with requests of the same salt.
+        retention: how long what it computes is to stay in the prefix cache.
         owner: who sent it: the digest of an API key, "" where there are none.
         grammar: what the answer must follow (what comes after the reasoning, of a model that reasons).
         tool_choice: whether the answer may or must call the tools.
@@ -39,6 +42,7 @@ class GenerationRequest:
         thinking_budget: most tokens of reasoning, None for no limit.
         truncation: how a prompt is cut that is too long; None to refuse it.
         repetition: when an answer that repeats itself ends; None for never.
+        pin: its prompt stays in the cache for a time.
         decides: the named tokens are options that the server gave, of which more are told than of others.
     """
 
@@ -62,7 +66,9 @@ class GenerationRequest:
     thinking_budget: int | None = None
     truncation: Truncation | None = None
     repetition: Repetition | None = None
+    pin: Pin | None = None
     decides: bool = False
+    retention: Retention = NO_RETENTION
 
     @property
     def live_id(self) -> str:

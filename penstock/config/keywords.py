@@ -34,6 +34,8 @@ class EngineKeywords(TypedDict, total=False):
     kv_ram: int | None
     kv_disk: int | None
     kv_disk_path: str | None
+    kv_events_config: str | None
+    prefix_caching_hash_algo: str
     kv_store: str | None
     kv_store_seconds: int | None
     enable_prefix_caching: bool

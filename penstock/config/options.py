@@ -52,6 +52,8 @@ class EngineOptions:
         kv_ram: bytes of this machine's memory for copies of blocks that leave the device; None for none.
         kv_disk: bytes of a disk for copies of all that is computed, which are there after a restart; None for none.
         kv_disk_path: the folder of those; None for the user's cache folder.
+        kv_events_config: who is told which blocks there are: `config.kv_events.KVEvents` in JSON; None for nobody.
+        prefix_caching_hash_algo: by which blocks are named to them: "sha256_cbor" or "sha256".
         kv_store: the address of a store of copies that engines share; None for none.
         kv_store_seconds: after which a copy in Redis that nobody has read is gone, 0 for never; None for a day.
         enable_prefix_caching: keep and reuse computed prefixes across requests.
@@ -110,6 +112,8 @@ class EngineOptions:
     kv_ram: int | None = None
     kv_disk: int | None = None
     kv_disk_path: str | None = None
+    kv_events_config: str | None = None
+    prefix_caching_hash_algo: str = "sha256_cbor"
     kv_store: str | None = None
     kv_store_seconds: int | None = None
     enable_prefix_caching: bool = True
@@ -143,7 +147,7 @@ class EngineOptions:
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, SHORT_TYPES.get(value, value))
-        for name in ("hf_overrides", "pooler_config"):
+        for name in ("hf_overrides", "pooler_config", "kv_events_config"):
             object.__setattr__(self, name, as_json(getattr(self, name), name))
 
     @property
@@ -190,6 +194,11 @@ class SchedulerOptions:
     checkpoints: int = 0
     whole_prompts: bool = False
     share_prefix_cache: bool = False
+
+    @property
+    def most_chunk(self) -> int:
+        """Most tokens of one sequence in a step."""
+        return min(self.max_num_batched_tokens, self.max_chunk_tokens or self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True)

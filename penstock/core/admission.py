@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections import abc
 from time import monotonic
 
-from penstock.config.errors import ContextLengthError, RequestError
 from penstock.config.options import SchedulerOptions
 from penstock.core.kv.cache import KVCache
 from penstock.core.kv.node import Match
-from penstock.core.ledger import Ledger
+from penstock.core.ledger import FAILED_LOADS, Ledger
 from penstock.core.plan_builder import PlanBuilder
-from penstock.core.policies.order import Admission, Gate
+from penstock.core.policies.need import growth
+from penstock.core.policies.order import Admission, Gate, MemoryGate
+from penstock.core.policies.preloading import Preloading
 from penstock.core.protocol import EncoderWork
-from penstock.core.request import EngineRequest
 from penstock.core.request_queues import RequestQueues
 from penstock.core.sequence import Sequence, SequenceState
-
-
-def most_chunk(options: SchedulerOptions) -> int:
-    """Most tokens of one sequence in a step."""
-    return min(options.max_num_batched_tokens, options.max_chunk_tokens or options.max_num_batched_tokens)
 
 
 class AdmissionControl:
@@ -39,83 +34,18 @@ class AdmissionControl:
         self._cache = cache
         self._ledger = ledger
         self._gates = tuple(gates)
-        self._chunk = most_chunk(options)
+        self._chunk = options.most_chunk
         self._blocked: tuple[Sequence, int] | None = None
-
-    def check_fits(self, request: EngineRequest) -> None:
-        """Raises RequestError if a request is empty or can never fit into the context or the KV cache."""
-        prompt = len(request.prompt_ids)
-        most = request.sampling.max_tokens
-        if not prompt:
-            raise RequestError("the prompt is empty; it needs at least one token.", param="prompt")
-        if most is None:
-            raise RequestError("max_tokens is not resolved; the frontend sets it.", param="max_tokens")
-        if prompt + (most if request.pooling is None else 0) > self._options.max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {prompt} tokens and {most} more are asked for: {prompt + most} in all, but the "
-                f"context holds {self._options.max_model_len}. Shorten the prompt or lower max_tokens.",
-                param="max_tokens",
-            )
-        if request.encoder is not None and self._cache.cross_group < 0:
-            raise RequestError("the model has no encoder whose output a prompt could attend to.", param="messages")
-        encoder = 0 if request.encoder is None else request.encoder.length
-        lengths = [prompt + most - 1]
-        if request.guided:
-            lengths.append(self._negative(request) + most - 1)
-        if not self._cache.can_hold(lengths, self._chunk) or not self._cache.cross.can_hold(encoder):
-            told = f", beside the negative prompt's {lengths[1] - most + 1}" if request.guided else ""
-            raise RequestError(
-                f"the prompt has {prompt} tokens{told} and {most} more are asked for, but the KV cache holds "
-                f"{self._cache.capacity} tokens in all. Lower max_tokens, or start with a larger --kv-cache-memory.",
-                param="max_tokens",
-                code="kv_cache_too_small",
-            )
-        self._check_media(request)
-
-    def _negative(self, request: EngineRequest) -> int:
-        """Tokens of a guided request's negative prompt; raises RequestError where it cannot be computed beside."""
-        negative, most = len(request.sampling.negative_prompt_ids), request.sampling.max_tokens or 1
-        options, field = self._options, "negative_prompt"
-        if not negative:
-            raise RequestError("negative_prompt_ids is empty; the frontend fills it in.", param=field)
-        if negative + most > options.max_model_len:
-            raise ContextLengthError(
-                f"the negative prompt has {negative} tokens and {most} are asked for: {negative + most} in all, but "
-                f"the context holds {options.max_model_len}. Shorten it or lower max_tokens.",
-                param=field,
-            )
-        if options.whole_prompts or min(options.max_num_seqs, options.max_num_batched_tokens) < 2 or request.media:
-            raise RequestError(
-                "guidance_scale needs a second sequence in every step, beside a prompt that is computed in parts. Here "
-                "prompts are computed whole, --max-num-seqs is 1, or the prompt has media; send 1.",
-                param="guidance_scale",
-            )
-        return negative
-
-    def _check_media(self, request: EngineRequest) -> None:
-        end = 0
-        for span in request.media:
-            if span.length < 1 or not end <= span.start < span.end <= len(request.prompt_ids):
-                raise RequestError(
-                    f"a medium is said to lie at tokens {span.start} to {span.end} of a prompt of "
-                    f"{len(request.prompt_ids)}, behind another that ends at {end}; media lie in order and apart.",
-                    param="messages",
-                )
-            if span.length > self._chunk:
-                raise RequestError(
-                    f"a medium of the prompt takes {span.length} tokens, but a step computes at most {self._chunk} of "
-                    "a prompt, and a medium is computed in one. Send it smaller, or raise --max-num-batched-tokens.",
-                    param="messages",
-                )
-            end = span.end
+        self._preloading = Preloading(cache)
 
     def admit(self, builder: PlanBuilder) -> None:
         """Admits waiting sequences in order as long as slots, tokens and gates allow."""
-        if not self._queues.waiting or not self._queues.free_slots or builder.budget <= 0:
+        if not self._queues.waiting:
             return
-        reserved = [0] * len(self._cache.pools)
-        for sequence in self._queues.running:
-            self._reserve(sequence, reserved)
+        if not self._queues.free_slots or builder.budget <= 0:
+            self._preloading.begin(self._queues.waiting, self._fits)
+            return
+        reserved = self._reserved()
         index = 0
         while index < len(self._queues.waiting) and self._queues.free_slots and builder.budget > 0:
             sequence = self._queues.waiting[index]
@@ -142,13 +72,24 @@ class AdmissionControl:
             self._reserve(sequence, reserved)
             self._queues.waiting.pop(index)
 
+    def _fits(self, sequence: Sequence, match: Match) -> bool:
+        """Whether there is memory for it; other gates may give what they let through."""
+        return not MemoryGate().holds(self._candidate(sequence, match, self._reserved()))
+
+    def _reserved(self) -> list[int]:
+        """Per group, blocks that sequences in the batch will still take."""
+        reserved = [0] * len(self._cache.pools)
+        for sequence in self._queues.running:
+            self._reserve(sequence, reserved)
+        return reserved
+
     def _reserve(self, sequence: Sequence, reserved: list[int]) -> None:
         """Adds what a running sequence will still need, one block of growth included, where there is growth."""
-        for g, blocks in enumerate(self._cache.growth(sequence, self._chunk)):
+        for g, blocks in enumerate(growth(self._cache, sequence, self._chunk)):
             reserved[g] += blocks + (g != self._cache.cross_group)
 
-    def _held_by(self, sequence: Sequence, match: Match, reserved: abc.Sequence[int]) -> Gate | None:
-        admission = Admission(
+    def _candidate(self, sequence: Sequence, match: Match, reserved: abc.Sequence[int]) -> Admission:
+        return Admission(
             sequence=sequence,
             match=match,
             reserved=reserved,
@@ -157,6 +98,9 @@ class AdmissionControl:
             chunk=self._chunk,
             cache=self._cache,
         )
+
+    def _held_by(self, sequence: Sequence, match: Match, reserved: abc.Sequence[int]) -> Gate | None:
+        admission = self._candidate(sequence, match, reserved)
         return next((gate for gate in self._gates if gate.holds(admission)), None)
 
     def _still_waits(self, sequence: Sequence) -> bool:
@@ -216,10 +160,15 @@ class AdmissionControl:
             builder.encoder_work.append(work)
 
     def _count_admission(self, sequence: Sequence, match: Match) -> None:
-        if sequence.cached_tokens is not None:
-            return  # resumed
+        if sequence.cached_tokens is not None:  # resumed
+            if sequence.missed in FAILED_LOADS and not sequence.reported:
+                sequence.cached_tokens = match.reach
+            return
         sequence.cached_tokens = match.reach
+        sequence.missed = self._why_missed(sequence, match)
         sequence.queue_seconds = monotonic() - sequence.arrived
+        if not sequence.request.counted:
+            return
         counters = self._ledger.counters
         counters.cached_tokens += match.reach
         counters.prompt_tokens += sequence.num_prompt
@@ -228,5 +177,13 @@ class AdmissionControl:
                 node.uses += 1
             counters.prefix_queries += sequence.num_prompt - 1
             counters.prefix_hits += match.reach
-            if match.reason:
-                counters.miss_reasons[match.reason] += 1
+            if sequence.missed:
+                counters.miss_reasons[sequence.missed] += 1
+
+    def _why_missed(self, sequence: Sequence, match: Match) -> str:
+        """Why not all of a prompt was found; "" if it was, as far as its last token, which is always computed."""
+        if not self._options.enable_prefix_caching:
+            return "off"
+        if not sequence.reusable:
+            return "not_reusable" if sequence.num_prompt > 1 else ""
+        return match.reason or ("no_room" if match.reach < sequence.reusable else "")

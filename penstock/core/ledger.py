@@ -11,6 +11,7 @@ from penstock.core.request import EngineOutput, FinishReason
 from penstock.core.request_queues import RequestQueues
 from penstock.core.sequence import Sequence, SequenceState
 
+FAILED_LOADS = ("load_failed", "load_late")  # why a prompt was not found that lay below
 NOTHING = SlotResult(-1)  # of a sequence that ends without a step
 
 
@@ -72,9 +73,20 @@ class Ledger:
         self.restart(sequence)
 
     def restart(self, sequence: Sequence) -> None:
-        """As `send_back`, but not for want of memory."""
+        """As `send_back`, but not for want of memory; what loads ahead of others, which has no slot, just ends."""
+        if sequence.slot < 0:
+            self._cache.end_preload(sequence)
+            return
         self._leave_batch(sequence, keep=True)
         self._queues.enqueue(sequence)
+
+    def load_failed(self, sequence: Sequence, *, late: bool = False) -> None:
+        """It was to go on from what could not be loaded, or not soon: it starts anew."""
+        self.counters.failed_loads += not late
+        if sequence.slot >= 0:
+            sequence.missed = FAILED_LOADS[late]
+            self.counters.miss_reasons[sequence.missed] += 1
+        self.restart(sequence)
 
     def accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
         """Adds tokens as far as the sequence may go on; how many, and why it ends there, if it does."""
@@ -97,7 +109,7 @@ class Ledger:
         """Notes the first `count` tokens of a result as an output, with all else that it tells."""
         if sequence.follows:
             return
-        self.counters.generated_tokens += count
+        self.counters.generated_tokens += count * sequence.request.counted
         self._outputs.append(
             EngineOutput(
                 sequence.request.request_id,
@@ -112,6 +124,7 @@ class Ledger:
                 sequence.preemptions,
                 result.pooled,
                 (sequence.drafted, sequence.accepted),
+                "" if sequence.reported else sequence.missed,
             )
         )
         sequence.reported = sequence.cached_tokens is not None
@@ -140,9 +153,11 @@ class Ledger:
         request_id = sequence.request.request_id
         if all(other.state is SequenceState.FINISHED for other in self._requests[request_id]):
             del self._requests[request_id]
+            self._cache.pins.ended(request_id)
             if not self._caching:
                 self._cache.tree.drop_space(sequence.namespace.space)
-            self.counters.end(reason)
+            if sequence.request.counted:
+                self.counters.end(reason)
 
     def _leave_batch(self, sequence: Sequence, *, keep: bool) -> None:
         self._cache.release(sequence, keep=keep)

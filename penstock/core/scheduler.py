@@ -12,22 +12,25 @@ from collections.abc import Mapping
 from time import monotonic
 from types import MappingProxyType
 
+from penstock.config.cache_spec import CacheGroup
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import RequestError
 from penstock.config.options import SchedulerOptions
-from penstock.core.admission import AdmissionControl, most_chunk
+from penstock.core.admission import AdmissionControl
 from penstock.core.guidance import followed, lonely
 from penstock.core.kv.cache import KVCache
-from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.kv.checkpoints import Checkpoints
+from penstock.core.kv.node import Namespace
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight, PlanBuilder
+from penstock.core.policies.acceptance import Acceptance
+from penstock.core.policies.naming import namespace_of
 from penstock.core.policies.order import Gate, Policy, default_gates, policy_named
 from penstock.core.policies.pause import PauseGate
 from penstock.core.protocol import EncoderWork, NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.request_queues import RequestQueues
-from penstock.core.sequence import Sequence, SequenceState, namespace_of
+from penstock.core.sequence import Sequence, SequenceState
 from penstock.core.settlement import Settlement
 
 _MOST_HELD_SHARE = 1 / 4  # of the batch: where more wait for their tokens, a step without them gains less than it costs
@@ -47,12 +50,13 @@ class Scheduler:
         self.options = options
         checkpoints = Checkpoints(options.max_num_seqs, options.checkpoints) if options.recurrent else None
         self.cache = KVCache(groups, options.num_blocks, options.block_size, checkpoints)
-        self._chunk = most_chunk(options)
+        self._chunk = options.most_chunk
         self._policy = policy or policy_named(options.policy)
         self._queues = RequestQueues(options.max_num_seqs, self._policy)
         self.ledger = Ledger(self._queues, self.cache, caching=options.enable_prefix_caching)
         self.pause = PauseGate()
         gates = (self.pause, *(default_gates() if gates is None else gates))
+        self._acceptance = Acceptance(options, self.cache)
         self._admission = AdmissionControl(options, self._queues, self.cache, self.ledger, gates)
         self._settlement = Settlement(self.cache, self.ledger)
         self._outstanding: OrderedDict[int, list[InFlight]] = OrderedDict()
@@ -89,9 +93,12 @@ class Scheduler:
         """
         if self.ledger.sequences(request.request_id):
             raise RequestError(f"request id {request.request_id!r} is in use; ids of live requests must differ.")
-        self._admission.check_fits(request)
-        options = self.options
-        namespace = namespace_of(request, caching=options.enable_prefix_caching, shared=options.share_prefix_cache)
+        self._acceptance.check(request)
+        if request.pin is not None:
+            if not self.options.enable_prefix_caching:
+                raise RequestError("This server keeps no prefixes (--no-enable-prefix-caching): nothing can be pinned.")
+            self.cache.pins.reserve(request, lambda: self._check_all_fit(request))
+        namespace = self.namespace(request)
         now = monotonic()
         unscored = request.sampling.first_scored(0)
         sequences = [
@@ -100,6 +107,17 @@ class Scheduler:
         ]
         self.arrivals += 1
         self.ledger.open(request.request_id, sequences)
+
+    def namespace(self, request: EngineRequest) -> Namespace:
+        """Who finds again what a request computes."""
+        options = self.options
+        return namespace_of(request, caching=options.enable_prefix_caching, shared=options.share_prefix_cache)
+
+    def _check_all_fit(self, new: EngineRequest) -> None:
+        """Raises RequestError where a request, or one that lives, can never be served beside what is pinned."""
+        for request in {sequence.request.request_id: sequence.request for sequence in self.ledger.live()}.values():
+            self._acceptance.check(request)
+        self._acceptance.check(new)
 
     def cancel(self, request_id: str) -> None:
         """Ends all sequences of a request now; unknown ids are ignored."""
@@ -196,8 +214,9 @@ class Scheduler:
 
         `idle`: nothing is asked for, so that a step may bring nothing but copies to the tier below.
         """
+        self.cache.pins.expire(monotonic())
         for late in self.cache.transfers.overdue():
-            self.ledger.restart(late)
+            self.ledger.load_failed(late, late=True)
         builder = PlanBuilder(self._next_step, self.options.max_num_batched_tokens)
         remaining = [(sequence, sequence.remaining) for sequence in self.running]
         waiting = [sequence for sequence, length in remaining if not length]

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from penstock.config.adapters import AdapterUse, adapters_key, key_tags
+from penstock.config.adapters import AdapterUse
 from penstock.config.pooling import PoolingKind
 from penstock.core.kv.node import Namespace
-from penstock.core.request import PUBLIC, EngineRequest
+from penstock.core.policies.naming import prefix_keys
+from penstock.core.request import EngineRequest
 
 if TYPE_CHECKING:
     from penstock.core.kv.allocation import Allocation
@@ -19,46 +20,6 @@ class SequenceState(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
-
-
-class TokenKind(str, Enum):
-    """Where a known token came from. It stays with the token, also when it is computed again."""
-
-    PROMPT = "prompt"
-    GENERATED = "generated"
-
-
-def namespace_of(request: EngineRequest, *, caching: bool, shared: bool) -> Namespace:
-    """Who finds again what a request computes: its owner, everybody if `shared`; without `caching` itself.
-
-    A space is named by content, the digests of adapters and of what an encoder reads, which all later layers see,
-    never by the slots that adapters happen to have. Activated adapters tell keys apart instead.
-    """
-    adapters = adapters_key(use for use in request.adapters if not use.invocation)
-    space = adapters if request.encoder is None else (adapters, request.encoder.digest)
-    if not caching:
-        return Namespace(request.request_id)
-    if request.owner == PUBLIC:
-        return Namespace(space, None)
-    return Namespace(space, (request.cache_salt, "" if shared else request.owner))
-
-
-def media_key(digest: str, index: int) -> int:
-    """The prefix key of one position of a medium: no token id, and another one for each digest and index."""
-    return (int.from_bytes(b"\x01" + digest.encode(), "big") << 32 | index) << 32
-
-
-def prefix_keys(tokens: list[int], request: EngineRequest) -> tuple[list[int], int]:
-    """The keys of these tokens, the list itself where all are plain so that both grow together; what later keys add."""
-    tag, media = 0, request.media
-    if not media and not any(use.invocation for use in request.adapters):
-        return tokens, tag
-    keys = list(tokens)
-    for span in media:
-        keys[span.start : span.end] = (media_key(span.digest, index) for index in range(span.length))
-    for first, end, tag in key_tags(request.adapters, len(keys)):
-        keys[first:end] = (tag + key for key in keys[first:end])
-    return keys, tag
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +48,7 @@ class Sequence:
         loading: whether entries of its prefix are on their way from a lower tier; it computes nothing meanwhile.
         arrived: when it was queued, on the monotonic clock.
         cached_tokens: prompt tokens found in the cache at first admission; None before it.
+        missed: why no more of its prompt was found; "" if all was.
         queue_seconds: from arrival to first admission; None before it.
         drafted, accepted: drafts that were verified, and those that were right.
         reported: whether its first output, which carries cached_tokens, was sent.
@@ -120,6 +82,7 @@ class Sequence:
     accepted: int = 0
     arrived: float = 0.0
     cached_tokens: int | None = None
+    missed: str = ""
     queue_seconds: float | None = None
     reported: bool = False
     scored: int = 0
@@ -180,10 +143,6 @@ class Sequence:
         self.rewind(tokens)
 
     # -- what it tells ------------------------------------------------------------------------------------------------
-
-    def kind(self, position: int) -> TokenKind:
-        """Of the token at a position."""
-        return TokenKind.PROMPT if position < self.num_prompt else TokenKind.GENERATED
 
     @property
     def reusable(self) -> int:

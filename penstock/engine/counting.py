@@ -37,5 +37,7 @@ def _values(stats: EngineStats) -> dict[str, Any]:
 
 def _sum(past: Any, now: Any) -> Any:
     if isinstance(now, tuple):  # pairs of a reason and a count
-        return tuple((Counter(dict(past)) + Counter(dict(now))).items())
+        both = Counter(dict(past))
+        both.update(dict(now))
+        return tuple(both.items())
     return past + now

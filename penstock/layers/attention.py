@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.layers.attention_options import AttentionOptions
 from penstock.layers.batch import LayerCache

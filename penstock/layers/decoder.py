@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import CacheSpec
+from penstock.config.cache_spec import CacheSpec
 from penstock.kernels.adapters import TokenAdapters
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import Batch, LayerCache, MaskKind

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.layers.linear import Linear, StoredRows
 from penstock.layers.recurrent import CausalConv, GatedNorm, constants, decay_rates

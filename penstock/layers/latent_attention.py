@@ -13,8 +13,8 @@ from functools import partial
 
 from torch import Tensor
 
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.config.errors import ConfigError
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters
 from penstock.kernels.api import KernelSet
 from penstock.layers.linear import AdapterTarget, Linear, ProjectionAdapters

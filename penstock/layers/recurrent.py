@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cache import StateRows
 from penstock.layers.linear import Linear
@@ -53,7 +53,7 @@ class CausalConv(Layer):
         def by_token(stored: Tensor) -> Tensor:
             """[C, 1, W] → [W, C]."""
             weight = stored.reshape(channels, taps).t().float()
-            return (weight if factors is None else weight * factors).contiguous()
+            return (weight if factors is None else weight * factors.to(weight.device)).contiguous()
 
         self.weight = constants(f"{prefix}.weight", taps, channels, stored=(channels, 1, taps), transform=by_token)
         self.bias = constants(f"{prefix}.bias", channels) if bias else None

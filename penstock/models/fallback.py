@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.config.errors import CheckpointError
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.layers.batch import Batch, LayerCache
 from penstock.layers.decoder import DecoderModel, Heads, ModelTraits
 from penstock.layers.embedding import Embedding, Head, table

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import group_layers
+from penstock.config.cache_spec import group_layers
 from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.layers.decoder import DecoderModel
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.config.cache_spec import CacheKind, CacheSpec
 
 FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 

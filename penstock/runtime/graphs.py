@@ -1,8 +1,10 @@
-"""Decode steps recorded once for a number of rows, then replayed without the host's work for every launch.
+"""Decode steps recorded once for a number of rows and of tokens of each, then replayed without a launch of each kernel.
 
 A recorded step has fixed buffers. What differs from step to step is copied there in one piece before a replay; unused
-rows write to the null block and to a recurrent state that no slot has. A replay computes the same as the layers; steps
-that fit no recording run layer by layer. Recordings are made between steps, one at a time, and share one memory pool.
+rows write to the null block and to a recurrent state that no slot has. Where rows have several tokens, as with drafts,
+one that has fewer computes some before its own once more, whose results nobody takes. A replay computes the same as the
+layers; steps that fit no recording run layer by layer. Recordings are made between steps, one at a time, and share one
+memory pool.
 """
 
 from __future__ import annotations
@@ -11,13 +13,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.protocol import ScheduledTokens
 from penstock.kernels.copies import check, refill, upload
@@ -25,8 +26,13 @@ from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.layers.part import ModelPart
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.graph_captures import GraphCapture
 
-_WASTE: Final = 4  # a step of n rows uses recordings of up to 4 n rows, or up to 8 if that is more
+_WASTE: Final = 4  # a step of n tokens uses recordings of up to 4 n, or up to a few if that is more
+_FEW: Final = (8, 64)  # tokens that cost about as much as fewer: of rows of one token, and of several
+_DRAFTED: Final = 256  # most tokens of a recording whose rows have several, unless there are more rows
+_MOST: Final = 64  # such recordings
+_LONGEST: Final = 16  # tokens of a row; kernels plan attention for more in ways that depend on contexts
 _SHARE: Final = 0.1  # of the time that captures may take while requests run
 _ALIGNMENT: Final = 16
 log = logging.getLogger(__name__)
@@ -38,74 +44,21 @@ def padded_sizes(most: int) -> tuple[int, ...]:
     return (*(size for size in usual if size < most), most)
 
 
-class GraphCapture(Protocol):
-    """How launches are captured."""
-
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Runs `run`, then captures it: what is returned does the same again, on the same tensors."""
-
-
-class CudaGraphCapture:
-    """CUDA graphs. They are captured on a stream of their own, behind what was launched before."""
-
-    def __init__(self) -> None:
-        self._renew()
-
-    def _renew(self) -> None:
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As GraphCapture; the first run compiles kernels, which cannot be done while capturing.
-
-        It runs where steps do, so that what it frees is theirs: torch keeps freed memory for the stream that had it.
-        """
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        run()
-        self._stream.wait_stream(current)
-        try:
-            with torch.cuda.stream(self._stream):
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    run()
-                finally:
-                    graph.capture_end()
-        except BaseException:
-            self._renew()  # torch believes that the pool of a capture that failed is still in use
-            raise
-        current.wait_stream(self._stream)
-        return graph.replay
+def padded_queries(most: int) -> tuple[int, ...]:
+    """Tokens of a row that steps are padded to, the last known one and drafts: up to 9 all, then some; and `most`."""
+    most = min(max(most, 1), _LONGEST)
+    return (*(size for size in (*range(1, 10), 12) if size < most), most)
 
 
-class InterpretedCapture:
-    """Stands in for CUDA graphs where there is no GPU: refuses what they refuse, and runs the function again."""
+class _Size(NamedTuple):
+    """How many rows a recorded step has, and tokens of each."""
 
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As GraphCapture."""
-        run()
-        with _NoReads():  # type: ignore[no-untyped-call]
-            run()
-        return run
+    rows: int
+    queries: int
 
-
-class DryRun:
-    """Runs once what would be captured."""
-
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As GraphCapture."""
-        run()
-        return run
-
-
-class _NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where the host would read a value that a device computes."""
-
-    READS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal", "bincount", "unique_dim")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in self.READS:
-            raise RuntimeError(f"{func} reads from the device, which cannot be recorded")
-        return func(*args, **(kwargs or {}))
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.queries
 
 
 class _Fields:
@@ -132,12 +85,14 @@ class _Graph:
     """A recorded step.
 
     Attributes:
+        size: of the step.
         fields, inputs: what is copied to the device before a replay, [fields.size] uint8.
         plans: fixed attention plans, by group.
         replay: launches it.
         logits: [rows · tokens of a row, vocab] float32, what it computes.
     """
 
+    size: _Size
     fields: _Fields
     inputs: Tensor
     plans: dict[int, Any]
@@ -145,10 +100,34 @@ class _Graph:
     logits: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Recordable:
+    """What steps are to be recorded.
+
+    Attributes:
+        rows: numbers of them, ascending.
+        tokens: positions that rows may have in each cache group in all; those that rows share count for each.
+        queries: tokens of every row, ascending. Recurrent states are kept behind one token alone.
+        padded: whether rows of fewer tokens may be among those of more: all that lies before them is still there.
+    """
+
+    rows: Sequence[int]
+    tokens: Sequence[int]
+    queries: Sequence[int] = (1,)
+    padded: bool = False
+
+    def sizes(self) -> list[_Size]:
+        """Ascending by tokens."""
+        room = max(_DRAFTED, self.rows[-1])
+        found = (_Size(rows, many) for many in self.queries for rows in self.rows if many == 1 or rows * many <= room)
+        return sorted(found, key=lambda size: (size.tokens, size.queries))
+
+
 class DecodeGraphs:
     """The recorded steps of one model.
 
     Attributes:
+        longest: tokens of a row at most.
         failed: sizes that could not be recorded.
     """
 
@@ -158,9 +137,7 @@ class DecodeGraphs:
         caches: Sequence[LayerCache],
         builder: BatchBuilder,
         capture: GraphCapture,
-        sizes: Sequence[int],
-        tokens: Sequence[int],
-        queries: int = 1,
+        recordable: Recordable,
         taps: Sequence[str] = (),
     ) -> None:
         """Records nothing yet.
@@ -168,25 +145,25 @@ class DecodeGraphs:
         Args:
             model, caches, builder: of the steps.
             capture: how to capture.
-            sizes: numbers of rows to record for, ascending.
-            tokens: positions that rows may have in each cache group in all; those that rows share count for each.
-            queries: tokens of every row. Steps with drafts, which would have more, run layer by layer.
+            recordable: what steps are.
             taps: hidden states that are kept of every step, as in `layers.part.ModelPart`.
         """
         self._model = model
         self._caches = caches
         self._builder = builder
         self._capture = capture
-        self._sizes = tuple(sizes)
-        self._capacity = tuple(tokens)
-        self._queries = queries
+        self._sizes = recordable.sizes()
+        self.longest = recordable.queries[-1]
+        self._capacity = tuple(recordable.tokens)
+        self._padded = recordable.padded
         self._part = ModelPart(taps=tuple(taps))
         self._tapped: dict[str, Tensor] = {}  # [tokens of the largest step, hidden_size]
-        self._count = 0  # tokens of the last step
+        self._places: Tensor | slice = slice(0)  # of the last step's tokens
         self._axes = model.position_axes
-        self._graphs: dict[int, _Graph] = {}
-        self.failed: set[int] = set()
-        self._asked = self._answered = 0
+        self._graphs: dict[_Size, _Graph] = {}
+        self.failed: set[_Size] = set()
+        self._asked: _Size | None = None
+        self._answered = 0
         self._next = 0.0
         assert builder.device is not None  # what is recorded are steps of torch
         self._device = builder.device
@@ -201,49 +178,68 @@ class DecodeGraphs:
 
         Every span has to be sampled and to want the logits of all its tokens and nothing else.
         """
-        queries = self._queries
-        if len(spans) > self._sizes[-1] or any(len(span.tokens) != queries for span in spans):
-            return None
-        size = self._find(len(spans))
-        if size is None or self._builder.adapted(spans):
+        lens = np.array([len(span.tokens) for span in spans])
+        size = self._find(lens, min(span.start + len(span.tokens) for span in spans))
+        if size is None or self._builder.adapted(spans) or any(span.parents for span in spans):
             return None
         graph = self._graphs[size]
         memory = np.zeros(graph.fields.size, np.uint8)
-        if not self._fill(graph, graph.fields.arrays(memory), spans, size):
+        if not self._fill(graph, graph.fields.arrays(memory), spans, lens):
             return None
         refill(graph.inputs, memory)
         graph.replay()
-        self._count = len(spans) * queries
-        return graph.logits[: self._count]
+        tokens = int(lens.sum())
+        if tokens == len(spans) * size.queries:
+            self._places = slice(tokens)
+        else:
+            self._places = upload(np.flatnonzero(_own(lens, size.queries)), self._device)
+        return graph.logits[self._places]
 
     def tap(self, name: str) -> Tensor:
         """Hidden states [tokens, hidden_size] of the last step that was run, valid until the next."""
-        return self._tapped[name][: self._count]
+        return self._tapped[name][self._places]
 
-    def _find(self, rows: int) -> int | None:
-        """The smallest recording that is not much too large; a better size that is missing is noted for capture."""
-        fitting = [size for size in self._sizes if size >= rows]
-        if fitting[0] not in self._graphs:
+    def _find(self, lens: npt.NDArray[np.int64], shortest: int) -> _Size | None:
+        """The smallest recording that is not much too large; a better size that is missing is noted for capture.
+
+        Args:
+            lens: tokens of each row.
+            shortest: tokens of the row that has the fewest in the cache, once the step has written its own.
+        """
+        longest, tokens = int(lens.max()), int(lens.sum())
+        most = max(_WASTE * tokens, _FEW[longest > 1])
+        alike = tokens == longest * len(lens)
+        roomy = shortest if self._padded and longest > 1 else 0
+        fitting = [
+            size
+            for size in self._sizes
+            if size.rows >= len(lens) and size.tokens <= most
+            if (alike and size.queries == longest) or longest <= size.queries <= roomy
+        ]
+        if fitting and fitting[0] not in self._graphs and not self._full(fitting[0]):
             self._asked = fitting[0]
-        return next((size for size in fitting if size in self._graphs and size <= max(_WASTE * rows, 8)), None)
+        return next((size for size in fitting if size in self._graphs), None)
 
     def _fill(
-        self, graph: _Graph, out: dict[str, npt.NDArray[Any]], spans: Sequence[ScheduledTokens], size: int
+        self,
+        graph: _Graph,
+        out: dict[str, npt.NDArray[Any]],
+        spans: Sequence[ScheduledTokens],
+        lens: npt.NDArray[np.int64],
     ) -> bool:
         """Writes a step's inputs; False, and nothing is changed, if attention has no room for its contexts."""
-        queries, count = self._queries, len(spans)
-        contexts = np.full(size, queries)
-        contexts[:count] = [span.start + queries for span in spans]
+        rows, queries = graph.size
+        count, contexts = len(spans), np.full(rows, queries)
+        contexts[:count] = [span.start + len(span.tokens) for span in spans]
         if not all(plan.fill(contexts, out[f"plan{g}"]) for g, plan in graph.plans.items()):
             return False
         builder = self._builder
         columns = builder.columns(spans)
-        tokens = count * queries
+        own = np.flatnonzero(_own(lens, queries))
         out["sources"][:] = self._free_row
         given = builder.sources([token for span in spans for token in span.tokens])
-        out["sources"][:tokens], out["known"][:tokens] = given
-        positions = np.tile(np.arange(queries), size).reshape(size, queries)
-        positions[:count] += columns.starts[:, None]
+        out["sources"][own], out["known"][own] = given
+        positions = contexts[:, None] - queries + np.arange(queries)
         out["positions"][:] = positions.reshape(-1) if self._axes == 1 else 0
         out["rows"][:] = self._free_row
         out["rows"][:count] = columns.slots
@@ -252,19 +248,23 @@ class DecodeGraphs:
         out["context_len"][:] = contexts
         if self._axes > 1:
             placed = builder.places(columns.slots.repeat(queries), positions[:count].reshape(-1))
-            out["positions"].reshape(self._axes, -1)[:, :tokens] = placed
-        self._fill_tables(out, columns.slots, positions[:count])
+            out["positions"].reshape(self._axes, -1)[:, : count * queries] = placed
+        self._fill_tables(out, columns.slots, positions[:count].reshape(-1)[own], own)
         return True
 
     def _fill_tables(
-        self, out: dict[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+        self,
+        out: dict[str, npt.NDArray[Any]],
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        own: npt.NDArray[np.int64],
     ) -> None:
-        """Writes the slots of positions [R, queries], and what has changed in the tables of the rows."""
+        """Writes the slots of the step's own tokens, and what has changed in the tables of the rows."""
         builder, device = self._builder, self._device
         logical, offset = np.divmod(positions, builder.block_size)
+        of_token = rows[own // (len(out["sources"]) // len(out["rows"]))]
         for g, table in enumerate(builder.tables):
-            slots = table[rows[:, None], logical].astype(np.int64) * builder.block_size + offset
-            out[f"slot{g}"][: slots.size] = slots.reshape(-1)
+            out[f"slot{g}"][own] = table[of_token, logical].astype(np.int64) * builder.block_size + offset
             places, blocks = builder.changes(g, rows.tolist())
             out[f"places{g}"][:] = self._free_row * table.shape[1]
             if len(places) <= len(out[f"places{g}"]):
@@ -281,7 +281,7 @@ class DecodeGraphs:
     def capture_missed(self) -> None:
         """While requests run: captures the size that a step lacked, unless captures took too much time lately."""
         if self._asked and self._answered and perf_counter() >= self._next:
-            size, self._asked = self._asked, 0
+            size, self._asked = self._asked, None
             if size not in self._graphs and size not in self.failed:
                 started = perf_counter()
                 self._record(size)
@@ -289,8 +289,13 @@ class DecodeGraphs:
                 self._next = ended + (ended - started) * (1 / _SHARE - 1)
 
     def capture_next(self) -> bool:
-        """While nothing runs: captures the largest size that is left; returns whether there are more."""
-        left = [size for size in self._sizes if size not in self._graphs and size not in self.failed]
+        """While nothing runs: captures the largest size that is left; returns whether there are more.
+
+        Those of several tokens a row are captured for the fewest rows alone, others when a step lacks them.
+        """
+        fewest = self._sizes[0].rows
+        wanted = [size for size in self._sizes if size.queries == 1 or size.rows == fewest or size == self._asked]
+        left = [size for size in wanted if size not in self._graphs and size not in self.failed]
         if not left or not self._answered:
             return False
         self._record(left[-1])
@@ -300,42 +305,47 @@ class DecodeGraphs:
         """Makes the largest recording to see what memory it takes: as much as all of them, since they share a pool."""
         self._make(self._sizes[-1])
 
-    def _record(self, size: int) -> None:
+    def _full(self, size: _Size) -> bool:
+        """Whether there are so many recordings of that kind that there are to be no more."""
+        return size.queries > 1 and sum(made.queries > 1 for made in self._graphs) >= _MOST
+
+    def _record(self, size: _Size) -> None:
         started = perf_counter()
+        what = f"{size.rows} rows" + (f" of {size.queries} tokens" if size.queries > 1 else "")
         try:
             self._graphs[size] = self._make(size)
-            log.info("steps of %d rows are recorded, in %.0f ms", size, 1e3 * (perf_counter() - started))
+            log.info("steps of %s are recorded, in %.0f ms", what, 1e3 * (perf_counter() - started))
         except Exception:
             check(self._device)
             if not self.failed:
-                log.warning("steps of %d rows cannot be recorded; they run layer by layer", size, exc_info=True)
+                log.warning("steps of %s cannot be recorded; they run layer by layer", what, exc_info=True)
             self.failed.add(size)
 
     def _allocate(self) -> None:
         """Allocates what recordings share, when the first is made: block tables, those of a step's rows, logits."""
-        rows, tokens = self._sizes[-1], self._sizes[-1] * self._queries
+        rows, tokens = max(size.rows for size in self._sizes), self._sizes[-1].tokens
         kind: dict[str, Any] = {"dtype": torch.int32, "device": self._device}
         self._logits = torch.empty(tokens, self._model.vocab_size, device=self._device)
         self._all = torch.arange(tokens, device=self._device)
-        self._starts = torch.arange(rows + 1, **kind) * self._queries
         self._taken = [torch.zeros(rows, self._width, **kind) for _ in self._capacity]
         self._tables = [torch.zeros(self._free_row + 1, self._width, **kind) for _ in self._capacity]
 
-    def _make(self, size: int) -> _Graph:
+    def _make(self, size: _Size) -> _Graph:
         if not self._tables:
             self._allocate()
         plans = self._fixed_plans(size)
-        tokens, groups = size * self._queries, range(len(self._tables))
-        changes = size * (1 + -(-self._queries // self._builder.block_size))
+        rows, queries = size
+        tokens, groups = size.tokens, range(len(self._tables))
+        changes = rows * (1 + -(-queries // self._builder.block_size))
         fields = _Fields(
             sources=(tokens, np.int64),
             known=(tokens, np.int64),
             positions=(tokens * self._axes, np.int64),
-            rows=(size, np.int64),
+            rows=(rows, np.int64),
             **{f"slot{g}": (tokens, np.int64) for g in groups},
             **{f"places{g}": (changes, np.int64) for g in groups},
             **{f"blocks{g}": (changes, np.int32) for g in groups},
-            **dict.fromkeys(("context_len", "prompt_tokens", "draft_tokens"), (size, np.int32)),
+            **dict.fromkeys(("context_len", "prompt_tokens", "draft_tokens"), (rows, np.int32)),
             **{f"plan{g}": (plan.size, np.int32) for g, plan in plans.items()},
         )
         inputs = torch.zeros(fields.size, dtype=torch.uint8, device=self._device)
@@ -357,32 +367,33 @@ class DecodeGraphs:
                 self._tapped[name][:tokens].copy_(hidden)
 
         memory = np.zeros(fields.size, np.uint8)
-        graph = _Graph(fields, inputs, plans, run, logits)
-        assert self._fill_free(graph, fields.arrays(memory), size)
+        graph = _Graph(size, fields, inputs, plans, run, logits)
+        assert self._fill_free(graph, fields.arrays(memory))
         refill(inputs, memory)
         return replace(graph, replay=self._capture.capture(run))
 
-    def _fill_free(self, graph: _Graph, out: dict[str, npt.NDArray[Any]], size: int) -> bool:
+    def _fill_free(self, graph: _Graph, out: dict[str, npt.NDArray[Any]]) -> bool:
         """Inputs of a step that has free rows only."""
-        contexts = np.full(size, self._queries)
+        contexts = np.full(graph.size.rows, graph.size.queries)
         out["rows"][:] = out["sources"][:] = self._free_row
         out["context_len"][:] = contexts
         for g, table in enumerate(self._builder.tables):
             out[f"places{g}"][:] = self._free_row * table.shape[1]
         return all(plan.fill(contexts, out[f"plan{g}"]) for g, plan in graph.plans.items())
 
-    def _batch(self, size: int, given: dict[str, Tensor], plans: dict[int, Any]) -> Batch:
+    def _batch(self, size: _Size, given: dict[str, Tensor], plans: dict[int, Any]) -> Batch:
         """The batch of a recording, made of views of its inputs."""
-        tokens, lens = size * self._queries, (self._queries,) * size
+        rows, queries = size
+        lens = (queries,) * rows
         return Batch(
             token_ids=given["known"],
             positions=given["positions"].view(self._axes, -1),
-            query_start=self._starts[: size + 1],
+            query_start=torch.arange(rows + 1, dtype=torch.int32, device=self._device) * queries,
             context_len=given["context_len"],
-            groups=tuple(GroupTables(taken[:size], given[f"slot{g}"]) for g, taken in enumerate(self._taken)),
+            groups=tuple(GroupTables(taken[:rows], given[f"slot{g}"]) for g, taken in enumerate(self._taken)),
             prompt_tokens=given["prompt_tokens"],
             draft_tokens=given["draft_tokens"],
-            logit_rows=self._all[:tokens],
+            logit_rows=self._all[: size.tokens],
             query_lens=lens,
             context_lens=lens,
             state_slot=self._state_slots(given["rows"]),
@@ -393,23 +404,30 @@ class DecodeGraphs:
         """Where rows keep recurrent states; unused rows, which start anew with every step, share the last place."""
         return torch.where(rows == self._free_row, self._free_state, rows)
 
-    def _fixed_plans(self, size: int) -> dict[int, Any]:
+    def _fixed_plans(self, size: _Size) -> dict[int, Any]:
         """Attention plans for a size: a step of unused rows is run layer by layer to see which plans layers ask for."""
-        device, tokens = self._device, size * self._queries
+        rows, queries = size
+        device, tokens = self._device, size.tokens
         names = ("known", *(f"slot{g}" for g in range(len(self._tables))))
         given = {name: torch.zeros(tokens, dtype=torch.int64, device=device) for name in names}
         given["positions"] = torch.zeros(tokens * self._axes, dtype=torch.int64, device=device)
         given |= {
-            name: torch.zeros(size, dtype=torch.int32, device=device) for name in ("prompt_tokens", "draft_tokens")
+            name: torch.zeros(rows, dtype=torch.int32, device=device) for name in ("prompt_tokens", "draft_tokens")
         }
-        given["context_len"] = torch.full((size,), self._queries, dtype=torch.int32, device=device)
-        given["rows"] = torch.full((size,), self._free_row, device=device)
+        given["context_len"] = torch.full((rows,), queries, dtype=torch.int32, device=device)
+        given["rows"] = torch.full((rows,), self._free_row, device=device)
         found: dict[int, Any] = {}
         for taken in self._taken:
-            taken[:size] = 0
+            taken[:rows] = 0
         output = self._model.run(self._batch(size, given, found), self._caches, self._part)
         for name, hidden in output.taps.items():
             if name not in self._tapped:
-                self._tapped[name] = hidden.new_empty(self._sizes[-1] * self._queries, hidden.shape[1])
+                self._tapped[name] = hidden.new_empty(self._sizes[-1].tokens, hidden.shape[1])
         width = self._width * self._builder.block_size
-        return {g: plan.fixed(min(self._capacity[g], size * width)) for g, plan in found.items()}
+        return {g: plan.fixed(min(self._capacity[g], rows * width)) for g, plan in found.items()}
+
+
+def _own(lens: npt.NDArray[np.int64], queries: int) -> npt.NDArray[np.bool_]:
+    """Which tokens of a recorded step [rows · queries] are those of the step that is run: the last ones of each row."""
+    found: npt.NDArray[np.bool_] = np.arange(queries) >= queries - lens[:, None]
+    return found.reshape(-1)

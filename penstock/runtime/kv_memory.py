@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.core.kv.cache_spec import CacheSpec, group_layers
+from penstock.config.cache_spec import CacheSpec, group_layers
 from penstock.core.protocol import CacheOp, CacheOpKind
 from penstock.kernels.cache import KvTensors
 from penstock.layers.batch import LayerCache

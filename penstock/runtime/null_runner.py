@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.config.pooling import PoolingKind
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.protocol import (
     NULL_BLOCK,
     CacheOp,

@@ -35,7 +35,7 @@ from penstock.server.context import ModelContext, ServedModels, ServerContext
 from penstock.server.dialects.adapters import ADAPTER_BODIES, adapters_router
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
-from penstock.server.dialects.cache import cache_router
+from penstock.server.dialects.cache import CachePrompt, PinBody, cache_router
 from penstock.server.dialects.chat_control import ControlBody, RunningChats, chat_control_router
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.conversations.routes import conversations_router
@@ -70,6 +70,8 @@ from penstock.server.dialects.sagemaker import sagemaker_router
 from penstock.server.dialects.server_tools import ToolBody, server_tools_router
 from penstock.server.dialects.sglang.routes import sglang_router
 from penstock.server.dialects.sglang.schema import SGLANG_BODIES
+from penstock.server.dialects.sglang.sessions.kept import Sessions
+from penstock.server.dialects.sglang.sessions.routes import sessions_router
 from penstock.server.dialects.slots import SlotBody, slots_router
 from penstock.server.dialects.stored_chats import ChatUpdateBody, StoredChats, stored_chats_router
 from penstock.server.dialects.tgi.routes import tgi_router
@@ -279,6 +281,8 @@ def _bodies() -> tuple[type[BaseModel], ...]:
         *OLLAMA_BODIES,
         *LLAMA_BODIES,
         SlotBody,
+        CachePrompt,
+        PinBody,
         LlamaEmbeddingBody,
         *TGI_BODIES,
         *SGLANG_BODIES,
@@ -349,6 +353,7 @@ def _routers(
 ) -> Mapping[str, Sequence[APIRouter]]:
     """Those of the dialects, by the groups they are described in."""
     chats, running = StoredChats(responses.store), RunningChats()
+    sessions = Sessions(responses.store)
     return {
         "OpenAI: chats and completions": (
             openai_router(context, chats, running),
@@ -371,7 +376,7 @@ def _routers(
             server_tools_router(context.tools, admins, context.lifecycle),
         ),
         "TGI": (tgi_router(context),),
-        "SGLang": (sglang_router(context),),
+        "SGLang": (sglang_router(context, sessions), sessions_router(sessions)),
         "KServe and Triton": (kserve_router(context),),
         "Kobold": (kobold_router(context),),
         "SageMaker": (sagemaker_router(context),),

@@ -121,9 +121,6 @@ _SGLANG: Mapping[str, Difference] = MappingProxyType(
         "return_hidden_states": Difference("Hidden states are told by /pooling and /encode.", (False,)),
         "return_routed_experts": Difference("Which experts computed a token is not told; leave it out.", (False,)),
         "return_flat_raw_top_logprobs": Difference("Log-probabilities are told as lists; leave it out.", (False,)),
-        "session_params": Difference(
-            "There are no sessions: send the whole text, whose beginning is found in the prefix cache.", ({},)
-        ),
         "token_ids_logprob": Difference(_NO_CHOSEN_TOKENS, ([],)),
         "session_id": _any("Prefixes are found by what they say, whoever sends them."),
         "log_metrics": _any("Every request is counted."),

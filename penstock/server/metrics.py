@@ -31,6 +31,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "penstock_spec_decode_num_drafts": ("vllm:spec_decode_num_drafts",),
     "penstock_spec_decode_num_draft_tokens": ("vllm:spec_decode_num_draft_tokens",),
     "penstock_spec_decode_num_accepted_tokens": ("vllm:spec_decode_num_accepted_tokens",),
+    "penstock_spec_decode_num_accepted_tokens_per_pos": ("vllm:spec_decode_num_accepted_tokens_per_pos",),
     "penstock_prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens"),
     "penstock_cached_prompt_tokens": ("vllm:prompt_tokens_cached", "sglang:cached_tokens"),
     "penstock_generation_tokens": ("vllm:generation_tokens", "sglang:generation_tokens"),
@@ -322,12 +323,18 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         ("prefix_cache_misses", "Lookups short of a whole prompt.", stats.miss_reasons),
         ("admissions_held_back", "Steps in which a gate kept a sequence in the queue.", stats.held_back),
         ("kv_below", "Blocks copied to the tier below and back, by what became of them.", stats.kv_below),
+        ("kv_events", "Batches of KV events published, events dropped.", stats.kv_events),
         ("spec_decode_decisions", "Why sequences' steps had the drafts they had.", stats.draft_decisions),
     ):
         family = CounterMetricFamily(f"penstock_{name}", about, labels=["reason"])
         for reason, count in counts:
             family.add_metric([reason], count)
         yield family
+    about = "Proposals whose drafts were right up to this position."
+    places = CounterMetricFamily("penstock_spec_decode_num_accepted_tokens_per_pos", about, labels=["position"])
+    for position, accepted in stats.accepted_by_position:
+        places.add_metric([str(position)], accepted)
+    yield places
     parts = CounterMetricFamily("penstock_engine_seconds", "Time in the parts of all steps.", labels=["part"])
     for part in ("plan", "build", "forward", "sample", "commit"):
         parts.add_metric([part], getattr(stats, f"{part}_seconds"))

@@ -13,7 +13,6 @@ from penstock.server.document import gives
 from penstock.server.errors import HttpError
 
 _NO_WEIGHTS = "Weights do not change while they are served; start a server of the new ones."
-_NO_SESSIONS = "There are no sessions: send the whole text, whose beginning is found in the prefix cache."
 _NO_ADAPTERS = "Adapters are loaded by POST /v1/load_lora_adapter, and named by requests as their model."
 _NO_PROFILE = "There is no profiler to switch; /metrics tells the time of each part of a step."
 _NO_MEDIA = "There are no media whose states are kept."
@@ -49,7 +48,6 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         "/v1/internal/stop-generation": "Others are answered beside you: close a request's connection to end it.",
         **dict.fromkeys(("/v1/internal/lora/load", "/v1/internal/lora/unload"), _NO_ADAPTERS),
         # SGLang
-        **dict.fromkeys(("/open_session", "/close_session"), _NO_SESSIONS),
         **dict.fromkeys(
             ("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed"),
             _NO_WEIGHTS,

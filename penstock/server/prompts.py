@@ -16,6 +16,7 @@ from penstock.config.sampling import SamplingParams
 from penstock.server.auth import owner_of
 from penstock.server.encoding import encode_json
 from penstock.server.errors import bad_value
+from penstock.server.retention import retention_of
 from penstock.server.shapes import RequestBody
 
 
@@ -32,6 +33,7 @@ def text_request(
         add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
         cache_salt=cache_salt(body),
+        retention=retention_of(body),
         owner="" if sent is None else owner_of(sent),
     )
 

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from penstock.config import limits
 from penstock.config.sampling import SamplingParams
+from penstock.server.retention import RetentionConfig
 from penstock.server.sampler_fields import SamplerBody, sampler_options
 from penstock.server.shapes import RequestBody, StopString, TokenIds, TokenKey, members, or_null
 
@@ -65,12 +66,14 @@ class SamplingBody(RequestBody):
 
 
 class HintedBody(SamplingBody):
-    """Hints to a hosted service, accepted because OpenAI accepts them: nothing in the answer depends on them."""
+    """Hints, on which nothing in the answer depends: those to a hosted service, and how long the cache keeps what."""
 
     service_tier: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
+    kv_cache_retention_config: RetentionConfig | None = None
+    preserve_cache: bool | None = None
 
 
 def least(top_p: float) -> float:

@@ -9,23 +9,17 @@ from functools import partial
 
 import torch
 
+from penstock.config.cache_spec import CacheKind
 from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.config.resolve import Decision
-from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.layers.part import ModelPart
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
-from penstock.runtime.graphs import (
-    CudaGraphCapture,
-    DecodeGraphs,
-    DryRun,
-    GraphCapture,
-    InterpretedCapture,
-    padded_sizes,
-)
+from penstock.runtime.graph_captures import CudaGraphCapture, DryRun, GraphCapture, InterpretedCapture
+from penstock.runtime.graphs import DecodeGraphs, Recordable, padded_queries, padded_sizes
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.logits_processors import load_processors
 from penstock.runtime.pooling import Pooler
@@ -178,6 +172,8 @@ def make_runner(
             capture = CudaGraphCapture() if options.torch_device.startswith("cuda") else InterpretedCapture()
             graphs = _graphs(spec, memory, builder, rows, capture)
         executor.describe = f"layer by layer: {why}" if why else f"graphs: of decoding, for up to {rows} rows"
+    if graphs is not None and graphs.longest > 1 and drafting is not None:
+        drafting.keep_to(graphs.longest - 1)
     warm_up = WarmUp(spec, memory) if options.on_gpu and sampler.on_device else None
     if warm_up is not None:
         warm_up.ahead()
@@ -227,7 +223,10 @@ def _graphs(
     spec: EngineSpec, memory: KVMemory, builder: BatchBuilder, rows: int, capture: GraphCapture
 ) -> DecodeGraphs:
     tokens = [SHARED * count * spec.options.block_size for count in spec.plan.kv_blocks]
-    return DecodeGraphs(spec.model, memory.caches, builder, capture, padded_sizes(rows), tokens, taps=_tapped(spec))
+    most = 1 if any(cache.state for cache in memory.caches) else spec.limits.draft_states
+    kept = all(group.kind in (CacheKind.FULL, CacheKind.LATENT) for group in spec.groups)
+    recordable = Recordable(padded_sizes(rows), tokens, padded_queries(most), kept)
+    return DecodeGraphs(spec.model, memory.caches, builder, capture, recordable, _tapped(spec))
 
 
 def _dry_run(spec: EngineSpec, memory: KVMemory) -> None:

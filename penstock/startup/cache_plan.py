@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from penstock.config.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, ModelFacts
 from penstock.config.speculation import speculation
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.startup.adapter_room import adapter_bytes
+from penstock.startup.below_room import below_room
 from penstock.startup.gpu_memory import DeviceMemory, described, share
-from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory
+from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, format_bytes, plan_memory
 
 BlockBytes = Callable[[str, int, int, int, int, bool], int]
 """The op `cache_block_bytes`."""
@@ -93,6 +94,11 @@ def plan_caches(
     blocks = [_group_bytes(caches, group, sizes) for group in groups]
     if caches.guests and (place := every_position(groups)) is not None:
         blocks[place] += guest_bytes(caches, options)
+    if (options.kv_ram or options.kv_disk) and options.torch_device == "cpu":
+        states = state_bytes(caches.specs)
+        below = below_room(options, [*blocks, *([states] if states else [])], limits.available_bytes).memory_bytes
+        told = f"{limits.where}, beside {format_bytes(below)} for copies of blocks (--kv-ram) and names of those below"
+        limits = replace(limits, available_bytes=max(0, limits.available_bytes - below), where=told)
     return plan_memory(
         model=facts,
         groups=groups,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from penstock.config.cache_spec import CacheKind, group_layers
 from penstock.config.errors import CheckpointError, ConfigError, quoted
 from penstock.config.options import EngineOptions
 from penstock.config.speculation import HEADS, speculation
-from penstock.core.kv.cache_spec import CacheKind, group_layers
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import LayerCache, MaskKind
 from penstock.models.registry import Model, build_model, check_architecture

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from penstock.config.cache_spec import group_layers
 from penstock.config.errors import CheckpointError, ConfigError, quoted
 from penstock.config.options import EngineOptions
 from penstock.config.speculation import Speculation
-from penstock.core.kv.cache_spec import group_layers
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import MaskKind
 from penstock.layers.draft_head import DraftHead

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from penstock.config.cache_spec import CacheSpec
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, ModelFacts
 from penstock.config.speculation import Speculation
-from penstock.core.kv.cache_spec import CacheSpec
 from penstock.startup.cache_plan import Caches, guest_bytes
 from penstock.startup.memory_plan import MemoryLimits, activation_bytes
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from penstock.config.cache_spec import group_layers
 from penstock.config.errors import ConfigError, quoted
 from penstock.config.options import EngineOptions
 from penstock.config.speculation import Speculation
-from penstock.core.kv.cache_spec import group_layers
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import LayerCache
 from penstock.layers.decoder import DecoderHooks, DecoderModel, Heads, ModelTraits

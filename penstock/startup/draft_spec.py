@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.config.cache_spec import CacheSpec, group_layers
 from penstock.config.options import EngineOptions
-from penstock.core.kv.cache_spec import CacheSpec, group_layers
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import LayerCache
 from penstock.models.registry import Model

@@ -9,12 +9,12 @@ from functools import partial
 
 import torch
 
+from penstock.config.cache_spec import CacheGroup, group_layers
 from penstock.config.environment import pack_folder
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine, free_bytes
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, ModelFacts, chosen_gpu, resolve
-from penstock.core.kv.cache_spec import CacheGroup, group_layers
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native

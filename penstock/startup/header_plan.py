@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.config.machine import Accelerator, Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import ModelFacts
 from penstock.config.speculation import speculation
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.packed import block_bytes, kv_layout
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches

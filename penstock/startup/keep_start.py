@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.config.cache_spec import CacheKind
 from penstock.config.options import EngineOptions
-from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.cpu.journal import NotKeptError
 from penstock.kernels.cpu.packed import Packed
 from penstock.kernels.cpu.step_program import address

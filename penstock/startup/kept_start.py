@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.config.code import code_digest
 from penstock.config.environment import pack_folder
 from penstock.config.errors import MemoryPlanError, PenstockError
@@ -25,7 +26,6 @@ from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, LayerFacts, ModelFacts, resolve
 from penstock.config.speculation import speculation
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.journal import Arrays, Journal, Names
 from penstock.kernels.cpu.packed import PACKING

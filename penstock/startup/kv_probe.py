@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import CacheGroup
+from penstock.config.cache_spec import CacheGroup
 from penstock.layers.batch import Batch, GroupTables
 from penstock.models.registry import Model
 from penstock.runtime.executor import EagerExecutor

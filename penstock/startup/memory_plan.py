@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.config.errors import MemoryPlanError
 from penstock.config.resolve import ModelFacts
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 
 CHECKPOINTS_A_ROW = 4  # where there is room
 PREFIX_SHARE = 0.5  # kept for cached prefixes in a sliding group, as a share of what running sequences need

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.config.cache_spec import group_layers
 from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.config.resolve import Decision
-from penstock.core.kv.cache_spec import group_layers
 from penstock.kernels.cache import KvTensors
 from penstock.kernels.cpu.journal import JournalError, Places, replayed
 from penstock.kernels.cpu.native import NativeSampling

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from penstock.config.cache_spec import CacheGroup
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
-from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.protocol import Runner
 from penstock.runtime.adapters import AdapterRoom
 from penstock.startup.memory_plan import MemoryPlan

@@ -6,9 +6,10 @@ import hashlib
 import json
 import logging
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock import __version__
 from penstock.config.adapters import path_and_scale
@@ -16,19 +17,21 @@ from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.config.environment import kv_folder, kv_key, store_access
 from penstock.config.errors import ConfigError
 from penstock.config.kv_store import STORE_SECONDS, store_address
+from penstock.config.machine import read_machine
 from penstock.config.options import EngineOptions
 from penstock.core.kv.cache import KVCache
 from penstock.core.policies.bounded_tier import BoundedTier, place_numbers, restored
 from penstock.core.policies.shared_tier import SharedTier
 from penstock.runtime.runner import ModelRunner
+from penstock.startup.below_room import BelowRoom, below_room
+from penstock.startup.kept_pins import KeptPins
 from penstock.startup.memory_plan import format_bytes
 from penstock.startup.started import Started
 from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, remove_others
 from penstock.transfer.object_store import ObjectStore
-from penstock.transfer.pieces import Pieces
-from penstock.transfer.places import place_bytes
+from penstock.transfer.pieces import Pieces, pieces_of
 from penstock.transfer.redis_store import RedisStore
 from penstock.transfer.sealing import PLAIN, Sealing, sealing_of
 from penstock.transfer.shared import SharedStore
@@ -36,8 +39,7 @@ from penstock.transfer.store import RamBefore, RamStore, Store, StoreError
 from penstock.weights.content import content_digest, files_digest
 
 log = logging.getLogger(__name__)
-_LAYOUT: Final = 1  # of what is kept
-_KNOWN: Final = 65_536  # blocks in a shared store that an engine without a disk knows of
+_LAYOUT: Final = 2  # of what is kept
 _MOST_SAVING: Final = 512  # blocks that are written at a time
 # What the numbers in a block depend on, besides the weights and the arithmetic.
 _DECIDE: Final = (
@@ -46,11 +48,11 @@ _DECIDE: Final = (
 )
 
 
-def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]:
+def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Callable[[], bool]]:
     """Puts the tier of an engine's options below its cache, and what is there from before into its prefix tree.
 
     Returns:
-        What brings that into the pool while the engine has nothing to do.
+        What pins again what was pinned, and brings the rest into the pool, while the engine has nothing to do.
 
     Raises:
         ConfigError: the tier cannot be had.
@@ -63,54 +65,79 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
             "--kv-ram, --kv-disk and --kv-store keep prefixes that are found again; this engine keeps none "
             "(--no-enable-prefix-caching, or an encoder). Start it without them."
         )
-    pieces = Pieces(runner.memory, options.torch_device)
+    pieces = pieces_of(runner.memory, options.torch_device)
     sealing = sealing_of(kv_key()) if options.kv_disk or options.kv_store else PLAIN
-    places, told = _places(options, pieces, sealing)
+    room = _room(options, pieces.sizes, sealing.overhead)
+    places = room.places  # in all groups, in each of which a block of tokens is kept
     counts = (places,) * len(pieces.sizes)
     saving, dropped = min(_MOST_SAVING, max(len(counts), places)), cache.tree.forget_below
     store: Store = RamStore()
+    works: list[Callable[[], bool]] = []
     if options.kv_disk:
         folder, name = disk_folder(started, pieces, sealing), options.served_model_name or ""
         numbers, size = place_numbers(counts), options.block_size
         store = DiskStore(folder, pieces.sizes, numbers, model=name, block_size=size, sealing=sealing)
+        works.append(KeptPins(folder, cache.pins, engine.add))
     shared: SharedStore | None = None
     if options.kv_store:
         store = shared = _shared_store(started, cache, pieces, sealing, store if options.kv_disk else None)
     if options.kv_ram and (options.kv_disk or options.kv_store):
         store = RamBefore(store, options.kv_ram)
     if shared is None:
-        tier = BoundedTier(counts, saving, dropped, eager=True, catalog=store)
+        tier = BoundedTier(counts, saving, dropped, catalog=store)
     else:
         tier = SharedTier(counts, saving, dropped, seeker=shared, catalog=store)
     tier.seconds_for = partial(_prompt_seconds, engine)
     cache.transfers.tier = tier
     for place in restored(cache, tier, store.found()):
         store.forget(place)
-    runner.mover = Carrier(pieces, store)
-    log.info("%-12s %12s  %d blocks %s, %d of them from before", "KV below", *told, tier.copies)
-    return [Warming(engine, cache, tier)]
+    runner.mover = Carrier(pieces, store, threads=2 if pieces.most == 1 else 4)
+    flag = _flag(options)
+    told = f"{places} blocks {flag.where}, {tier.copies} of them from before; their names take up to"
+    most = format_bytes(flag.most) if flag.most else ""
+    log.info("%-12s %12s  %s %s of memory", "KV below", most, told, format_bytes(room.index_bytes))
+    return [*works, Warming(engine, cache, tier)]
 
 
-def _places(options: EngineOptions, pieces: Pieces, sealing: Sealing) -> tuple[int, tuple[str, int, str]]:
-    """How many blocks of tokens may lie below, and what is told of that.
+class _Flag(NamedTuple):
+    """What says how much may lie below: its bytes, 0 where others bound that, and where."""
+
+    name: str
+    most: int
+    where: str
+
+
+def _flag(options: EngineOptions) -> _Flag:
+    if options.kv_disk:
+        return _Flag("--kv-disk", options.kv_disk, "on disk")
+    if options.kv_store:
+        return _Flag("--kv-store", 0, f"in {store_address(options.kv_store)}")
+    return _Flag("--kv-ram", options.kv_ram or 0, "in memory")
+
+
+def _room(options: EngineOptions, sizes: Sequence[int], overhead: int) -> BelowRoom:
+    """Room for copies, as far as there is memory for their names.
 
     Raises:
-        ConfigError: not one.
+        ConfigError: there is none for a single block of tokens.
     """
-    # A block of tokens is kept in all groups, which have as many places each.
-    if options.kv_disk:
-        most, each = options.kv_disk, sum(place_bytes(size + sealing.overhead) for size in pieces.sizes)
-    elif options.kv_store:
-        return _KNOWN, ("", _KNOWN, f"in {store_address(options.kv_store)}")
-    else:
-        most, each = options.kv_ram or 0, sum(pieces.sizes)
-    places = most // each
-    if not places:
+    asked = below_room(options, sizes, overhead=overhead)
+    room = below_room(options, sizes, read_machine().memory_available, overhead)
+    if not room.places:
+        flag = _flag(options)
         raise ConfigError(
-            f"{'--kv-disk' if options.kv_disk else '--kv-ram'} is {format_bytes(most)}, but a block of "
-            f"{options.block_size} tokens takes {format_bytes(sum(pieces.sizes))}; give it room for one at least."
+            f"{flag.name} is {format_bytes(flag.most)}, but a block of {options.block_size} tokens takes "
+            f"{format_bytes(sum(sizes))}; give it room for one at least."
         )
-    return places, (format_bytes(most), places, "on disk" if options.kv_disk else "on memory")
+    if room.places < asked.places:
+        log.warning(
+            "there would be room for %d blocks, but their names would take %s of memory; %d are kept. Blocks of more "
+            "tokens (--block-size) need fewer names.",
+            asked.places,
+            format_bytes(asked.index_bytes),
+            room.places,
+        )
+    return room
 
 
 def _shared_store(
@@ -146,7 +173,7 @@ def _prompt_seconds(engine: Idle, tokens: int) -> float | None:
 
 
 def disk_folder(started: Started, pieces: Pieces, sealing: Sealing = PLAIN) -> Path:
-    """Where the blocks of this model are kept; those of its other versions go, if nobody has them.
+    """Where the blocks of this model are kept; those of its other versions go that take more than as many bytes.
 
     Raises:
         ConfigError: there is no such folder.
@@ -162,8 +189,8 @@ def disk_folder(started: Started, pieces: Pieces, sealing: Sealing = PLAIN) -> P
         raise ConfigError(
             f"--kv-disk has no folder to keep blocks in ({error}); name one with --kv-disk-path."
         ) from None
-    for other in remove_others(folder, name):
-        log.info("%s is removed: it was of another version of this model, or of another key", other)
+    for other in remove_others(folder, name, options.kv_disk or 0):
+        log.info("%s is removed: it was of a version of this model that was used less lately than others", other)
     return folder
 
 

@@ -32,15 +32,15 @@ class Warming:
     """Asks for one prefix at a time, as who sent it would, so that it is loaded like any other.
 
     It is asked for among the requests that come meanwhile, none of which waits for it; no client has a request of its
-    name, and so its outputs are dropped. No more is asked for once one could not be loaded, or not soon: it is computed
-    then.
+    name, and so its outputs are dropped, and no metrics count it. No more is asked for once a load has failed.
     """
 
     def __init__(self, engine: Idle, cache: KVCache, tier: BoundedTier) -> None:
         self._engine = engine
         size = cache.block_size
         room = int(cache.capacity * _SHARE)
-        self._counters = tier.counters
+        self._tier = tier
+        self._size = size
         self._asked: list[tuple[Node, EngineRequest]] = []
         for node in tier.ends(MOST_PREFIXES):
             request = _request(len(self._asked), node)
@@ -50,16 +50,27 @@ class Warming:
 
     def __call__(self) -> bool:
         """Asks for the next prefix, once the one before it is there; False if there was none."""
-        if self._counters.failed or self._counters.declined:
+        if self._tier.counters.failed:
             self._asked.clear()
         while self._asked:
             node, request = self._asked.pop()
-            if not node.below:  # it was forgotten meanwhile
-                continue
+            missing = self._missing(node)
+            if not missing or not self._tier.worth(missing[0].depth - self._size, missing):
+                continue  # it was forgotten meanwhile, somebody asked for it, or computing it is sooner done
             with suppress(RequestError):  # of a longer context
                 self._engine.add(request)
                 return True
         return False
+
+    @staticmethod
+    def _missing(node: Node) -> list[Node]:
+        """The blocks at the end of a prefix that lie below alone."""
+        found: list[Node] = []
+        up: Node | None = node
+        while up is not None and up.below and not up.filled:
+            found.insert(0, up)
+            up = up.parent
+        return found
 
 
 def _request(number: int, node: Node) -> EngineRequest | None:
@@ -78,4 +89,4 @@ def _request(number: int, node: Node) -> EngineRequest | None:
     if not plain or not isinstance(owner, tuple):
         return None
     salt, name = owner
-    return EngineRequest(f"\0warming {number}", (*ids, ids[-1]), _ONE, cache_salt=salt, owner=name)
+    return EngineRequest(f"\0warming {number}", (*ids, ids[-1]), _ONE, cache_salt=salt, owner=name, counted=False)

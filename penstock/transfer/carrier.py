@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from queue import PriorityQueue
+from queue import Empty, PriorityQueue
 from threading import Condition, Thread
+from typing import Any, NamedTuple
 
 from penstock.core.policies.bounded_tier import Entry
 from penstock.core.protocol import CacheOp, CacheOpKind
@@ -22,13 +24,22 @@ _QUIET_S = 60.0  # between two words on what fails
 _CLOSING_S = 10.0  # a transfer that has begun may take so long at the end
 
 
-@dataclass(order=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Job:
-    rank: tuple[int, int]
-    op: CacheOp | None = field(compare=False, default=None)
-    entry: Entry | None = field(compare=False, default=None)
-    parts: Sequence[Bytes] = field(compare=False, default=())
-    life: int = field(compare=False, default=0)
+    """A transfer; `begun` is what the bytes of a save are read by, `life` when it was asked for."""
+
+    op: CacheOp
+    entry: Entry
+    begun: Any
+    life: int
+
+
+class _Ranked(NamedTuple):
+    """Loads come before saves, and the end before all."""
+
+    rank: int
+    number: int
+    job: _Job | None
 
 
 class Carrier(Mover):
@@ -42,13 +53,14 @@ class Carrier(Mover):
     def __init__(self, pieces: Pieces, store: Store, threads: int = 2) -> None:
         self._pieces = pieces
         self._store = store
-        self._jobs: PriorityQueue[_Job] = PriorityQueue()
+        self._jobs: PriorityQueue[_Ranked] = PriorityQueue()
         self._numbers = count()
         self._changed = Condition()
         self._life = 0  # how often all was ended
         self._finished: list[int] = []
         self._failed: list[int] = []
         self._under_way = 0
+        self._loads: set[int] = set()  # that have not ended
         self._waiting: set[int] = set()  # what may still be given up: loads that have not begun, saves not yet written
         self._told = float("-inf")
         self._threads = [Thread(target=self._work, name=f"kv-{n}", daemon=True) for n in range(threads)]
@@ -66,23 +78,21 @@ class Carrier(Mover):
                 self._under_way += 1
                 self._end(op.transfer, failed=True)
             return
-        parts: Sequence[Bytes] = ()
-        if op.kind is CacheOpKind.SAVE:
-            parts = self._pieces.read(op.group, op.source)
-            if op.group == self._pieces.states:
-                parts = (b"".join(parts),)  # a state's slot may be another's before the copy is made
+        begun = self._pieces.begin(op.group, op.source) if op.kind is CacheOpKind.SAVE else None
         with self._changed:
             self._under_way += 1
             self._waiting.add(op.transfer)
-        rank = (int(op.kind is CacheOpKind.SAVE), next(self._numbers))
-        self._jobs.put(_Job(rank, op, entry, parts, self._life))
+            if op.kind is CacheOpKind.LOAD:
+                self._loads.add(op.transfer)
+        rank = int(op.kind is CacheOpKind.SAVE)
+        self._jobs.put(_Ranked(rank, next(self._numbers), _Job(op, entry, begun, self._life)))
 
     def ended(self, wait: float = 0.0) -> Ended:
         if not (self._under_way or self._finished):
             return NOTHING
         with self._changed:
-            if wait and self._under_way and not self._finished:
-                self._changed.wait(wait)
+            if wait:  # for all that is loaded: each time it is told of, a step is planned
+                self._changed.wait_for(lambda: not self._loads and (self._finished or not self._under_way), wait)
             if not self._finished:
                 return NOTHING
             ended = Ended(tuple(self._finished), tuple(self._failed))
@@ -95,6 +105,7 @@ class Carrier(Mover):
             self._life += 1
             self._under_way = 0
             self._waiting.clear()
+            self._loads.clear()
             self._finished.clear()
             self._failed.clear()
 
@@ -107,27 +118,28 @@ class Carrier(Mover):
 
     def _end(self, transfer: int, *, failed: bool) -> None:
         self._under_way -= 1
+        self._loads.discard(transfer)
         self._finished.append(transfer)
         if failed:
             self._failed.append(transfer)
         self._changed.notify_all()
 
-    def _wanted(self, job: _Job, op: CacheOp) -> bool:
+    def _wanted(self, job: _Job) -> bool:
         """Whether a job has not been given up."""
-        return job.life == self._life and op.transfer in self._waiting
+        return job.life == self._life and job.op.transfer in self._waiting
 
-    def _settled(self, job: _Job, op: CacheOp) -> bool:
+    def _settled(self, job: _Job) -> bool:
         """Whether a job is still wanted, which it is then to its end."""
         with self._changed:
-            wanted = self._wanted(job, op)
+            wanted = self._wanted(job)
             if wanted:
-                self._waiting.remove(op.transfer)
+                self._waiting.remove(job.op.transfer)
         return wanted
 
     def close(self) -> None:
         self.abort()
         for _ in self._threads:
-            self._jobs.put(_Job((-1, next(self._numbers))))
+            self._jobs.put(_Ranked(-1, next(self._numbers), None))
         until = time.monotonic() + _CLOSING_S
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -137,37 +149,90 @@ class Carrier(Mover):
         self._store.close()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()).op is not None and job.entry is not None:
-            if not (self._settled(job, job.op) if job.op.kind is CacheOpKind.LOAD else self._wanted(job, job.op)):
-                continue
+        while (job := self._jobs.get().job) is not None:
+            jobs = [job, *self._alike(job.op)]
+            (self._load if job.op.kind is CacheOpKind.LOAD else self._save)(job.op.group, jobs)
+
+    def _alike(self, op: CacheOp) -> Sequence[_Job]:
+        """More that is to be done, of the same kind and group, as far as it is moved together."""
+        found: list[_Job] = []
+        others: list[_Ranked] = []
+        while max(len(found) + 1, len(others)) < self._pieces.most:
             try:
-                failed = not self._carried(job, job.op, job.entry)
-            except GivenUp:  # which was told then
-                continue
-            with self._changed:
+                ranked = self._jobs.get_nowait()
+            except Empty:
+                break
+            job = ranked.job
+            if job is not None and (job.op.kind, job.op.group) == (op.kind, op.group):
+                found.append(job)
+            else:
+                others.append(ranked)
+        for ranked in others:
+            self._jobs.put(ranked)
+        return found
+
+    def _load(self, group: int, jobs: Sequence[_Job]) -> None:
+        whole: list[_Job] = []
+        for job in jobs:
+            if self._settled(job):
+                if self._done(job, partial(self._fetch, job, len(whole))):
+                    whole.append(job)
+                else:
+                    self._finish([job], failed=True)
+        if whole:
+            self._finish(whole, failed=not self._done(whole[0], partial(self._place, group, whole)))
+
+    def _fetch(self, job: _Job, place: int) -> None:
+        op, size = job.op, self._pieces.sizes[job.op.group]
+        data = self._store.read(op.place, job.entry)
+        if len(data) != size:
+            raise StoreError(f"it has {len(data)} bytes instead of {size}")
+        self._pieces.put(place, op.group, data)
+
+    def _place(self, group: int, jobs: Sequence[_Job]) -> None:
+        self._pieces.lift(group, len(jobs))
+        with self._changed:  # which keeps `abort` waiting, after which the block may be another's
+            targets = {place: job.op.target for place, job in enumerate(jobs) if job.life == self._life}
+            if targets:
+                self._pieces.write(group, targets)
+
+    def _save(self, group: int, jobs: Sequence[_Job]) -> None:
+        wanted = [job for job in jobs if self._wanted(job)]
+        begun = [job.begun for job in wanted]
+        read: list[Sequence[Bytes]] = []
+        if wanted and not self._done(wanted[0], lambda: read.extend(self._pieces.read(group, begun))):
+            self._finish(wanted, failed=True)
+            return
+        for job, parts in zip(wanted, read, strict=True):
+            with suppress(GivenUp):  # which was told then
+                self._finish([job], failed=not self._done(job, partial(self._write, job, parts)))
+
+    def _write(self, job: _Job, parts: Sequence[Bytes]) -> None:
+        self._store.write(job.op.place, job.entry, parts, partial(self._settled, job))
+
+    def _finish(self, jobs: Sequence[_Job], *, failed: bool) -> None:
+        with self._changed:
+            for job in jobs:
                 if job.life == self._life:
                     self._waiting.discard(job.op.transfer)
                     self._end(job.op.transfer, failed=failed)
 
-    def _carried(self, job: _Job, op: CacheOp, entry: Entry) -> bool:
+    def _done(self, job: _Job, work: Callable[[], None]) -> bool:
+        """Whether what is done for a job goes well.
+
+        Raises:
+            GivenUp: it was given up.
+        """
         try:
-            if op.kind is CacheOpKind.SAVE:
-                self._store.write(op.place, entry, job.parts, partial(self._settled, job, op))
-                return True
-            data = self._store.read(op.place, entry)
-            if len(data) != self._pieces.sizes[op.group]:
-                raise StoreError(f"it has {len(data)} bytes instead of {self._pieces.sizes[op.group]}")
+            work()
         except GivenUp:
             raise
         except (StoreError, OSError) as error:
-            self._tell(op, error)
+            self._tell(job.op, error)
             return False
         except Exception:
             log.exception("a block could not be moved")
             return False
-        with self._changed:  # which keeps `abort` waiting, after which the block may be another's
-            if job.life == self._life:
-                self._pieces.write(op.group, op.target, data)
         return True
 
     def _tell(self, op: CacheOp, error: Exception) -> None:

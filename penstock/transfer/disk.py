@@ -6,16 +6,16 @@ Nothing waits for the disk: what a crash loses is computed again.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from typing import Final
 
 from penstock.config.errors import ConfigError
 from penstock.core.policies.bounded_tier import Entry
-from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, lock, try_lock, write_about
+from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, lock, remove_files, size_and_use, try_lock, write_about
 from penstock.transfer.index import Index
 from penstock.transfer.pieces import Bytes
 from penstock.transfer.places import PlacesFile
@@ -23,6 +23,7 @@ from penstock.transfer.sealing import PLAIN, Sealing
 from penstock.transfer.store import Described, StoreError, always
 
 _PAUSE_S: Final = 30.0  # without writing, where the disk is full
+_GIVEN_UP_S: Final = 0.5  # until the index says what is not wanted any more
 _LOCK_S: Final = 5.0  # an engine that ends may have the folder so long
 
 
@@ -54,6 +55,7 @@ class DiskStore(Described):
         super().__init__()
         self._folder = folder
         self._paused_until = 0.0
+        self._later: Timer | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.chmod(folder, 0o700)
@@ -81,7 +83,16 @@ class DiskStore(Described):
 
     def forget(self, place: int) -> None:
         super().forget(place)
-        self._index.drop(place)  # it may never be written: what is at the place later has another digest
+        self._index.drop(place)
+        if self._later is None:  # a crash would bring it back
+            self._later = Timer(_GIVEN_UP_S, self._write_given_up)
+            self._later.daemon = True
+            self._later.start()
+
+    def _write_given_up(self) -> None:
+        self._later = None
+        with suppress(OSError):  # a full disk: what is at the place later has another digest
+            self._index.write_given_up()
 
     def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
         if time.monotonic() < self._paused_until:
@@ -97,6 +108,8 @@ class DiskStore(Described):
         return self._file.read(place, entry)
 
     def close(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
         self._index.close()
         self._file.close()
         with suppress(OSError):
@@ -104,15 +117,24 @@ class DiskStore(Described):
         os.close(self._lock)
 
 
-def remove_others(folder: Path, stem: str) -> list[Path]:
-    """Removes the folders beside `folder` that begin with `stem`, of other versions of a model, if nobody has them."""
+def remove_others(folder: Path, stem: str, most: int) -> list[Path]:
+    """Removes folders beside `folder` that begin with `stem`, of other versions of a model, if nobody has them.
+
+    Those that were used last stay, as far as `most` bytes hold them all: whoever goes back to them finds them.
+
+    Returns:
+        Those that were removed. What in them is nobody's stays.
+    """
+    others = (other for other in folder.parent.glob(f"{stem}-????????????????") if other != folder and other.is_dir())
+    found = [(size_and_use(other), other) for other in others]
     removed = []
-    for other in folder.parent.glob(f"{stem}-????????????????"):
-        if other == folder or not other.is_dir():
+    for (size, _), other in sorted(found, key=lambda one: one[0][1], reverse=True):
+        most -= size
+        handle = try_lock(other, alone=True) if most < 0 else None
+        if handle is None:
             continue
-        handle = try_lock(other, alone=True)  # held until they are gone, so that nobody takes them meanwhile
-        if handle is not None:
-            shutil.rmtree(other, ignore_errors=True)
-            os.close(handle)
-            removed.append(other)
+        with suppress(OSError):  # held until they are gone, so that nobody takes them meanwhile
+            remove_files(other)
+        os.close(handle)
+        removed.append(other)
     return removed

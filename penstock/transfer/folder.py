@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +18,15 @@ ABOUT: Final = "about.json"
 BLOCKS: Final = "blocks"
 INDEX: Final = "index"
 LOCK: Final = "lock"
+PINS: Final = "pins"
+FRESH_PINS: Final = "pins.new"
 _FRESH: Final = "about.new"
-FILES: Final = (ABOUT, _FRESH, BLOCKS, INDEX, "index.new", LOCK)
+FILES: Final = (ABOUT, _FRESH, BLOCKS, INDEX, "index.new", PINS, FRESH_PINS, LOCK)
 """All that a folder of copies has; the lock last, since whoever removes the others holds it."""
 _MOST_ABOUT: Final = 1 << 16
 _MOST_GROUPS: Final = 256
 _MOST_NUMBER: Final = 1 << 50
+_MOST_BYTES: Final = 1 << 61
 _LOOKED_AT_S: Final = 0.2  # a lock is waited for so long, since whoever lists folders tries it for a moment
 _AGAIN_S: Final = 0.01
 
@@ -54,7 +58,7 @@ def write_about(folder: Path, about: About) -> None:
         "model": about.model,
         "block_size": about.block_size,
         "sizes": about.sizes,
-        "places": [[numbers.start, len(numbers)] for numbers in about.places],
+        "places": [[numbers.start, len(numbers), numbers.step] for numbers in about.places],
         "opened": about.opened,
         "key": about.key_id,
     }
@@ -78,19 +82,34 @@ def read_about(folder: Path) -> About | None:
 def _about(told: Any) -> About:
     """Raises ValueError, TypeError or KeyError for what is none."""
     model, opened = told["model"], told["opened"]
-    sizes, places = told["sizes"], [tuple(pair) for pair in told["places"]]
+    sizes, places = told["sizes"], [tuple(one) for one in told["places"]]
     if not isinstance(model, str) or type(opened) not in (int, float):
         raise ValueError("a model has a name, and a time is a number")
-    if not 0 < len(sizes) == len(places) <= _MOST_GROUPS or any(len(pair) != 2 for pair in places):
+    if not 0 < len(sizes) == len(places) <= _MOST_GROUPS or any(len(one) != 3 for one in places):
         raise ValueError("each group has a size and places")
-    numbers = [told["block_size"], *sizes, *(number for pair in places for number in pair)]
+    numbers = [told["block_size"], *sizes, *(number for one in places for number in one)]
     if any(type(number) is not int or not 0 <= number <= _MOST_NUMBER for number in numbers):
         raise ValueError("sizes and places are numbers")
-    ranges = tuple(range(first, first + count) for first, count in places)
+    if not all(step for _, _, step in places):
+        raise ValueError("no two places have one number")
+    if sum(sizes) * max(count for _, count, _ in places) > _MOST_BYTES:
+        raise ValueError("no disk has so many bytes")
+    ranges = tuple(range(first, first + count * step, step) for first, count, step in places)
     key_id = told.get("key", "")
     if not isinstance(key_id, str):
         raise ValueError("a key has a name")
     return About(model, told["block_size"], tuple(sizes), ranges, float(opened), key_id)
+
+
+def size_and_use(folder: Path) -> tuple[int, float]:
+    """Bytes on disk of what a folder of copies has, and when it was used last, seconds since 1970; 0 if it is gone."""
+    size, used = 0, 0.0
+    for path in (folder, *(folder / name for name in FILES)):
+        with suppress(OSError):
+            stat = path.lstat()
+            size += stat.st_blocks * 512 if path != folder else 0
+            used = max(used, stat.st_mtime if path.name != LOCK else 0.0)
+    return size, used
 
 
 def lock(path: Path, patience: float = _LOOKED_AT_S) -> int:

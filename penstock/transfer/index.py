@@ -66,8 +66,14 @@ class Index:
             self._append(_record(place, entry))
 
     def drop(self, place: int) -> None:
-        """A place has none any more. Waits for nothing: it is written with the next that is put, or at the end."""
+        """A place has none any more. Waits for nothing: it is written by `write_given_up`, or with the next put."""
         self._given_up.add(place)
+
+    def write_given_up(self) -> None:
+        """Writes which places were dropped, unless it has ended. Raises OSError."""
+        with self._lock:
+            if not self._file.closed:
+                self._write_given_up()
 
     def close(self) -> None:
         """Ends it. What cannot be written any more is left out."""

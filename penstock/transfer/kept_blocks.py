@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.config.errors import ConfigError
 from penstock.core.policies.bounded_tier import Entry
-from penstock.transfer.folder import BLOCKS, FILES, INDEX, LOCK, About, read_about, remove_files, try_lock
+from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, read_about, remove_files, size_and_use, try_lock
 from penstock.transfer.index import read_entries
 from penstock.transfer.places import PlacesFile
 from penstock.transfer.sealing import PLAIN, Sealing
@@ -105,12 +105,7 @@ def is_ours(folder: Path) -> bool:
 
 def kept_in(folder: Path, sealing: Sealing = PLAIN) -> KeptBlocks | None:
     """What a folder has; None if it has gone meanwhile. Raises OSError if its index cannot be read."""
-    size, used = 0, 0.0
-    for path in (folder, *(folder / name for name in FILES)):
-        with suppress(OSError):
-            stat = path.lstat()
-            size += stat.st_blocks * 512 if path != folder else 0
-            used = max(used, stat.st_mtime if path.name != LOCK else 0.0)
+    size, used = size_and_use(folder)
     if not used:
         return None
     about = read_about(folder)

@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from threading import get_ident
 from typing import Final
@@ -56,15 +57,13 @@ class PlacesFile:
         self._sizes, self._ranges = tuple(size + sealing.overhead for size in sizes), tuple(places)
         self._sealing = sealing
         self._buffers: dict[int, dict[int, bytearray]] = {}  # by thread and size
-        self._starts: list[tuple[int, int]] = []  # by group, the first byte and the bytes of a place
-        start = 0
-        for size, numbers in zip(self._sizes, places, strict=True):
-            self._starts.append((start - numbers.start * place_bytes(size), place_bytes(size)))
-            start += len(numbers) * place_bytes(size)
+        # One place of each group after the other, then the next of each: with more room all stay where they are.
+        self._starts = list(accumulate(map(place_bytes, self._sizes), initial=0))
+        end = self._starts[-1] * max(map(len, places), default=0)
         how = os.O_RDONLY | os.O_NONBLOCK if read_only else _WRITTEN
         self._file = os.open(path, how | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if not read_only and os.fstat(self._file).st_size > start:  # of an engine that was given more room
-            os.ftruncate(self._file, start)
+        if not read_only and os.fstat(self._file).st_size > end:  # of an engine that was given more room
+            os.ftruncate(self._file, end)
 
     def has(self, place: int, group: int) -> bool:
         """Whether this is a place of a group."""
@@ -141,8 +140,7 @@ class PlacesFile:
         os.close(self._file)
 
     def _place(self, group: int, place: int) -> int:
-        first, size = self._starts[group]
-        return first + place * size
+        return self._ranges[group].index(place) * self._starts[-1] + self._starts[group]
 
 
 def _name(entry: Entry) -> bytes:

@@ -85,16 +85,20 @@ class RamStore(Described):
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[int, tuple[bytes, bytes]] = {}
+        self._lock = Lock()
 
     def forget(self, place: int) -> None:
-        super().forget(place)
-        self._kept.pop(place, None)
+        with self._lock:
+            super().forget(place)
+            self._kept.pop(place, None)
 
     def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
         data = b"".join(parts)
         if not settled():
             raise GivenUp
-        self._kept[place] = entry.digest, data
+        with self._lock:
+            if self._entries.get(place) is entry:  # else the place was given to another after a step failed
+                self._kept[place] = entry.digest, data
 
     def read(self, place: int, entry: Entry) -> Bytes:
         digest, data = self._kept.get(place, (b"", b""))

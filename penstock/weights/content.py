@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -49,7 +50,7 @@ def files_digest(files: Iterable[Path], notes: Path) -> str:
         names.update(f"{file.name} {found[state]}\n".encode())
     if not found.keys() <= known.keys():
         with suppress(OSError):
-            notes.write_text(json.dumps({**known, **found}), encoding="ascii")
+            _write(notes, {**known, **found})
     return names.hexdigest()
 
 
@@ -65,6 +66,17 @@ def _read(notes: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _write(notes: Path, known: dict[str, str]) -> None:
+    """Whatever happens meanwhile, and whoever else writes, the file is whole. Raises OSError."""
+    fresh = notes.with_name(f"{notes.name}.{os.getpid()}.new")
+    try:
+        fresh.write_text(json.dumps(known), encoding="ascii")
+        os.replace(fresh, notes)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def _digest(file: Path) -> str:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.config.constraint import Thinking
 from penstock.config.options import SchedulerOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.policies.bounded_tier import BoundedTier
 from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
@@ -94,7 +94,6 @@ def null_engine(
     drafter: Guesser | None = None,
     mover: SlowMover | None = None,
     places: int = 0,
-    eager: bool = False,
     blocks: int | Sequence[int] = 64,
     block_size: int = 4,
     rows: int = 8,
@@ -120,9 +119,7 @@ def null_engine(
     planner = Scheduler(options, groups, **scheduler)
     if places:
         cache = planner.cache
-        cache.transfers.tier = BoundedTier(
-            (places,) * (len(groups) + recurrent), 16, cache.tree.forget_below, eager=eager
-        )
+        cache.transfers.tier = BoundedTier((places,) * (len(groups) + recurrent), 16, cache.tree.forget_below)
     return Engine(planner, runner, StructuredOutputManager(vocab_size))
 
 

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from penstock.config.adapters import AdapterUse
+from penstock.config.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ParameterError
 from penstock.config.given_rows import GivenRows
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.request_facts import RequestFacts
 from penstock.config.sampling import SamplingParams
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import (
     CacheOp,
     CacheOpKind,

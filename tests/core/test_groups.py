@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.config.errors import RequestError
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.core.kv.block_pool import BlockPool
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.kv.groups import FullGroup, OptionalGroup, SlidingGroup, manager_of
 from penstock.core.kv.node import Node
+from penstock.core.policies.naming import media_key
 from penstock.core.protocol import EncoderWork, StepPlan
 from penstock.core.request import EngineRequest
-from penstock.core.sequence import TokenKind, media_key
 from penstock.engine.loop import Engine
 from tests.core.harness import CROSS, OPTIONAL, expected_tokens, null_engine, request, run
 
@@ -219,11 +219,3 @@ def test_the_encoder_is_asked_for_placeholders_when_they_are_computed(monkeypatc
 def test_a_medium_larger_than_a_step_is_refused() -> None:
     with pytest.raises(RequestError, match="takes 9 tokens, but a step computes at most 8"):
         null_engine(budget=8).add(shown("a", MediaSpan("x", 2, 9)))
-
-
-def test_a_tokens_kind_is_where_it_came_from() -> None:
-    engine = null_engine(vocab_size=3)
-    engine.add(request("a", [1, 2]))
-    engine.step()
-    sequence = engine.scheduler.running[0]
-    assert [sequence.kind(position) for position in range(3)] == [TokenKind.PROMPT] * 2 + [TokenKind.GENERATED]

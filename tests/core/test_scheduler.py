@@ -6,7 +6,8 @@ import pytest
 
 from penstock.config.constraint import Thinking
 from penstock.config.errors import ConfigError, ContextLengthError, RequestError
-from penstock.core.policies.order import Admission, recompute_cost
+from penstock.core.policies.need import recompute_cost
+from penstock.core.policies.order import Admission
 from penstock.core.protocol import CacheOpKind, StepResult
 from penstock.core.request import FinishReason
 from tests.core.harness import Collector, expected_tokens, null_engine, request, run

@@ -87,6 +87,50 @@ def test_saves_that_never_end_take_no_room_from_requests() -> None:
     assert engine.stats().blocks_used == 0
 
 
+@pytest.mark.parametrize("checkpoints", [None, 6])
+@pytest.mark.parametrize("windows", [(None,), (None, 6)])
+def test_what_lies_below_comes_up_while_who_asked_waits(
+    windows: tuple[int | None, ...], checkpoints: int | None
+) -> None:
+    mover = SlowMover(latest=2)
+    engine = tiered(mover, windows, rows=1, blocks=20, checkpoints=checkpoints)
+    evicted(engine)
+    before = mover.ended["load whole"]
+    running, waiting = request("running", [7], max_tokens=12), request("waiting", FIRST, max_tokens=5)
+    engine.add(running)
+    engine.step()
+    engine.add(waiting)
+    collector = Collector()
+    while ("running", 0) not in collector.finished:
+        collector.take(engine.step())
+        engine.scheduler.check_integrity()
+    assert mover.ended["load whole"] > before, "it is there"
+    assert engine.scheduler.waiting[0].request is waiting
+    before = mover.ended["load whole"]
+    rest = run(engine)
+    assert mover.ended["load whole"] == before and rest.outputs[0].cached_tokens == 12
+    assert rest.tokens["waiting", 0] == expected_tokens(waiting, 0, 3)
+
+
+def test_what_comes_up_for_a_request_that_has_gone_leaves_nothing() -> None:
+    mover = SlowMover()
+    engine = tiered(mover, rows=1, blocks=20)
+    evicted(engine)
+    mover._fates = (0, 16, 0)
+    engine.add(request("running", [7], max_tokens=8))
+    engine.step()
+    engine.add(request("waiting", FIRST, max_tokens=5))
+    engine.step()
+    assert engine.scheduler.cache.transfers.ahead()
+    engine.cancel("waiting")
+    run(engine)
+    mover.hurry()
+    answered(engine, SECOND)
+    assert not engine.scheduler.cache.transfers.ahead()
+    engine.scheduler.cache.clear()
+    assert engine.stats().blocks_used == 0
+
+
 def test_what_a_cancelled_request_was_loading_is_kept_until_the_load_has_ended() -> None:
     mover = SlowMover()
     engine = tiered(mover)
@@ -214,9 +258,23 @@ def test_a_tier_that_is_slower_than_computing_is_not_asked() -> None:
     assert tier.worth(0, [node]), "nobody knows how long loading takes"
     assert tier.open(place) >= 0.5
     tier.close(place, failed=False)
-    assert not tier.worth(0, [node]) and tier.counters.declined == 1
+    assert not tier.worth(0, [node])
     tier.seconds_for = lambda tokens: 10.0 * tokens
     assert tier.worth(0, [node])
+
+
+def test_a_load_that_is_declined_costs_no_other_hit_and_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiered(SlowMover())
+    evicted(engine)
+    tier = engine.scheduler.cache.transfers.tier
+    assert isinstance(tier, BoundedTier)
+    answered(engine, [*FIRST[:7], 9])  # loads a block, and computes part of the next
+    monkeypatch.setattr(tier, "worth", lambda start, nodes: False)
+    engine.add(request("a", FIRST, max_tokens=5))
+    (waiting,) = engine.scheduler.waiting
+    assert all(engine.scheduler.cache.match(waiting, waiting.reusable).declined for _ in range(3))
+    assert run(engine).outputs[0].cached_tokens == 7
+    assert tier.counters.declined == 1
 
 
 @pytest.mark.parametrize("owner", ["", "somebody"])
@@ -231,9 +289,9 @@ def test_a_prefix_is_found_again_by_content_in_another_process(owner: str) -> No
     mover = SlowMover()
     engines = []
     for _ in range(2):
-        engine = tiered(mover, (None, 6), eager=True)
+        engine = tiered(mover, (None, 6))
         cache = engine.scheduler.cache
-        tier = BoundedTier((160, 160), 16, cache.tree.forget_below, eager=True, catalog=Kept())
+        tier = BoundedTier((160, 160), 16, cache.tree.forget_below, catalog=Kept())
         cache.transfers.tier = tier
         engines.append((engine, tier))
     (first, _), (second, tier) = engines
@@ -256,7 +314,7 @@ def test_a_prefix_is_found_again_by_content_in_another_process(owner: str) -> No
 
 def entries(owner: str | None, *blocks: tuple[int, ...]) -> list[Entry]:
     """A prefix's copies, the first of an owner, None for everybody."""
-    tree = tiered(SlowMover(), eager=True).scheduler.cache.tree
+    tree = tiered(SlowMover()).scheduler.cache.tree
     node, made = None, []
     for block in blocks:
         namespace = Namespace("", None if owner is None or node else ("", owner))
@@ -270,9 +328,9 @@ def test_what_is_found_again_is_what_its_digest_says_and_everything_once() -> No
     stem, mine = (5, 5, 5, 5), (6, 6, 6, 6)
     own, public = entries("me", stem, mine), entries(None, stem)
     forged = [own[0]._replace(key=mine), own[0]._replace(key=()), own[1]._replace(parent=public[0].digest)]
-    engine = tiered(SlowMover(), eager=True)
+    engine = tiered(SlowMover())
     cache = engine.scheduler.cache
-    tier = BoundedTier((20,), 2, cache.tree.forget_below, eager=True)
+    tier = BoundedTier((20,), 2, cache.tree.forget_below)
     found = list(enumerate([*own, *public, own[0], *public, *forged[:2]], 1))
     assert restored(cache, tier, found) == [4, 5, 6, 7]
     engine.scheduler.check_integrity()
@@ -281,20 +339,35 @@ def test_what_is_found_again_is_what_its_digest_says_and_everything_once() -> No
     found_by = {who: cache.tree.match(Namespace("", ("", who)), wanted, 8).reach for who in ("me", "you")}
     assert found_by == {"me": 4, "you": 4}, "what is everybody's stands before what is one's own"
     assert [node.key for node in tier.ends(9)] == [stem, mine], "what was made last comes first"
-    second = tiered(SlowMover(), eager=True).scheduler.cache
-    tier = BoundedTier((20,), 2, second.tree.forget_below, eager=True)
+    second = tiered(SlowMover()).scheduler.cache
+    tier = BoundedTier((20,), 2, second.tree.forget_below)
     assert restored(second, tier, list(enumerate([*public, forged[2]], 1))) == [2]
     second.tree.check_integrity()
 
 
-def test_all_that_is_computed_is_copied_where_that_is_asked_for() -> None:
+def test_all_that_is_computed_is_copied() -> None:
     mover = SlowMover(latest=2)
-    engine = tiered(mover, eager=True)
+    engine = tiered(mover)
     answered(engine, FIRST)
     while engine.prepare():
         pass
     assert mover.ended["save whole"] == (len(FIRST) + 4) // 4
     assert not engine.scheduler.cache.transfers.owed
+
+
+def test_nothing_waits_for_a_save_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    mover = SlowMover(lost=16)
+    engine = tiered(mover)
+    answered(engine, FIRST)
+    transfers = engine.scheduler.cache.transfers
+    assert transfers.owed
+    for _ in range(20):
+        engine.prepare()
+    monkeypatch.setattr("penstock.core.kv.transfers._HANGS_S", 0.0)
+    assert not transfers.owed and not engine.prepare()
+    mover.hurry()
+    answered(engine, SECOND)
+    assert not list(transfers.blocks()) and len(list(engine.scheduler.cache.tree.copies_below())) >= 6
 
 
 def test_who_waits_too_long_for_a_load_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,5 +377,6 @@ def test_who_waits_too_long_for_a_load_computes_it(monkeypatch: pytest.MonkeyPat
     evicted(engine)
     engine.runner._mover = mover  # type: ignore[attr-defined]
     collector = answered(engine, list(FIRST))
-    assert collector.outputs[0].cached_tokens == 12 and not mover.ended["load whole"]
+    assert (collector.outputs[0].cached_tokens, collector.outputs[0].missed) == (0, "load_late")
+    assert not mover.ended["load whole"]
     engine.scheduler.check_integrity()

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.config.errors import EngineDeadError
 from penstock.config.options import SchedulerOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.policies.adapters import AdapterGate
 from penstock.core.policies.order import default_gates
 from penstock.core.protocol import Runner, StepPlan, StepResult

@@ -180,7 +180,7 @@ def test_a_changed_model_is_not_taken_for_what_it_was(folder: Path, tmp_path: Pa
     (folder / "model.safetensors").write_bytes(data)
     os.utime(folder / "model.safetensors", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     (said,), (cached,), _ = life(given, list(asked("abcd")))
-    assert cached[0] == 0 and len(list((tmp_path / "kv").glob("model-*"))) == 1, "the other version's folder is gone"
+    assert cached[0] == 0
     (plain,), _, _ = life(options(folder), list(asked("abcd")))
     assert said == plain
 
@@ -238,7 +238,7 @@ def test_a_store_that_fails_costs_nothing_but_time(folder: Path, tmp_path: Path)
         file = vars(vars(store)["_file"])
         os.close(file["_file"])
         said, cached = answers(engine, list(asked("abcd")))
-        assert said == plain and cached[0] > 0, "it was found, and was not there"
+        assert said == plain and cached[0] == 0, "it was found, and was not there"
         assert tier_of(engine).counters.failed and engine.stats().failed_loads
         file["_file"] = os.open(os.devnull, os.O_RDONLY)
         assert answers(engine, list(asked("efgh")))[0] == plain
@@ -255,10 +255,28 @@ def test_what_was_there_is_brought_back_while_nothing_is_asked_for(folder: Path,
         idle(engine)
         before = tier_of(engine).counters.loaded
         assert before
+        stats = engine.stats()
+        told = (stats.finished, stats.prompt_tokens, stats.generated_tokens, stats.prefix_queries, stats.prefix_hits)
+        assert not any(told), "nobody asked for anything"
         said, cached = answers(engine, list(asked("abcd", "salt", "a" * 64)))
         assert said == plain and cached[0] >= 32 and cached[2] >= 32
         assert tier_of(engine).counters.loaded == before, "all of it was in the pool"
         assert answers(engine, list(asked("efgh")))[1][0] == 0
+    finally:
+        engine.close()
+
+
+def test_what_is_sooner_computed_is_not_brought_back(folder: Path, tmp_path: Path) -> None:
+    """One such prefix does not keep others from being brought back."""
+    given = options(folder, kv_disk=64 << 20, kv_disk_path=str(tmp_path / "kv"))
+    life(given, list(asked("abcd")))
+    engine, _ = build_engine(replace(given, kv_blocks=120))
+    try:
+        tier = tier_of(engine)
+        tier.worth = lambda start, nodes: nodes[-1].depth > 56  # type: ignore[method-assign]
+        idle(engine)
+        assert [node.filled for node in tier.ends(9)] == [node.depth > 56 for node in tier.ends(9)]
+        assert {node.filled for node in tier.ends(9)} == {True, False}
     finally:
         engine.close()
 

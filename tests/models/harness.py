@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import group_layers
+from penstock.config.cache_spec import group_layers
 from penstock.kernels.adapters import tokens_of
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.cache import KvTensors

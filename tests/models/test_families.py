@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.models.defaults import MEMORYLESS_LAYERS, RECURRENT_LAYERS

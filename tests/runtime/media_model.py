@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.config.cache_spec import CacheKind, CacheSpec, group_layers
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.options import SchedulerOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineRequest
 from penstock.core.scheduler import Scheduler

@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.config.sampling import SamplingParams
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence, ScheduledTokens, last_sample
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext

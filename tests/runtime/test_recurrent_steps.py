@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from penstock.config.adapters import AdapterUse
+from penstock.config.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.config.options import SchedulerOptions
 from penstock.config.sampling import SamplingParams
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.policies.adapters import AdapterGate
 from penstock.core.policies.order import default_gates
 from penstock.core.protocol import CacheOp, CacheOpKind, TokenLogprobs

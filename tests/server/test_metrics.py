@@ -76,13 +76,15 @@ def test_every_alias_has_the_value_of_its_source(server: Running) -> None:
             for (name, labels), number in found.items()
             if name == ours or (name.startswith(ours + "_") and name.removeprefix(ours) in SUFFIXES)
         }
-        assert samples or ours == "penstock_lora_requests_info", ours  # nobody has an adapter here
+        assert samples or ours in EMPTY, ours
         for alias in aliases:
             for (suffix, labels), number in samples.items():
                 if not ours.startswith("penstock_http"):  # this very scrape counts there
                     assert found[alias + suffix, labels] == number, alias
 
 
+EMPTY = ("penstock_lora_requests_info", "penstock_spec_decode_num_accepted_tokens_per_pos")
+"""Nobody has an adapter here, nor drafts."""
 SUFFIXES = ("", "_total", "_sum", "_count", "_bucket")
 
 
@@ -104,7 +106,12 @@ def test_names_dashboards_read(server: Running, name: str) -> None:
 
 
 def test_why_there_are_drafts_or_none_is_told() -> None:
-    stats = EngineStats(draft_decisions=(("load", 7), ("verified", 5)), accepted_now=1.5, accepted_usually=2.5)
+    stats = EngineStats(
+        draft_decisions=(("load", 7), ("verified", 5)),
+        accepted_now=1.5,
+        accepted_usually=2.5,
+        accepted_by_position=((0, 5), (1, 3)),
+    )
     families = {
         family.name: family
         for family in ModelMetrics("m", Counter("ended", "", ["name", "reason"], registry=None)).families(
@@ -113,6 +120,8 @@ def test_why_there_are_drafts_or_none_is_told() -> None:
     }
     decisions = families["penstock_spec_decode_decisions"].samples
     assert {sample.labels["reason"]: sample.value for sample in decisions} == {"load": 7, "verified": 5}
+    places = families["penstock_spec_decode_num_accepted_tokens_per_pos"].samples
+    assert {sample.labels["position"]: sample.value for sample in places} == {"0": 5, "1": 3}
     assert families["penstock_spec_decode_accepted_now"].samples[0].value == 1.5
     assert families["penstock_spec_decode_accepted_usually"].samples[0].value == 2.5
 

@@ -181,7 +181,7 @@ def test_grammars() -> None:
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "regex and ebnf both say"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "as many as there are prompts (2)"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "differ from each other"),
-        ({"text": "a", "session_params": {"id": "x"}}, "There are no sessions"),
+        ({"text": "a", "session_params": {"id": "x"}}, "There is no session"),
         ({"text": "a", "image_data": "x"}, "Media are not available"),
         ({"text": "a", "token_ids_logprob": [5]}, "top_logprobs_num"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 10**6}}, "max_new_tokens"),

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.config.cache_spec import group_layers
 from penstock.config.options import EngineOptions
-from penstock.core.kv.cache_spec import group_layers
 from penstock.engine.api import EngineInfo
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine

@@ -13,10 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.options import parse_bytes
+from penstock.config.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.config.errors import MemoryPlanError
+from penstock.config.options import EngineOptions
 from penstock.config.resolve import LayerFacts, ModelFacts
 from penstock.core.kv.cache import KVCache
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
+from penstock.core.policies.need import can_hold
+from penstock.startup.below_room import below_room
 from penstock.startup.memory_plan import (
     MemoryLimits,
     MemoryPlan,
@@ -31,7 +34,7 @@ import penstock.cli.plan
 from penstock.config.machine import read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import resolve
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.startup.gpu_memory import DeviceMemory, remedies, share
 from penstock.startup.memory_plan import MemoryLimits, plan_memory
 from penstock.startup.resident import Packer, resident_bytes
@@ -308,4 +311,15 @@ def test_every_plan_fits_and_every_remedy_works(
     if bounds.kv_blocks is None:
         assert found.max_concurrent_full_length >= 1
         cache = KVCache(planned_groups(facts), found.kv_blocks, bounds.block_size)
-        assert cache.can_hold([found.max_model_len], bounds.max_num_batched_tokens)
+        assert can_hold(cache, [found.max_model_len], bounds.max_num_batched_tokens)
+
+
+def test_copies_of_blocks_and_their_names_are_part_of_the_plan() -> None:
+    sizes = (100_000, 50_000)
+    disk = below_room(EngineOptions(model="", kv_disk=1 << 30, block_size=16), sizes)
+    assert disk.places == (1 << 30) // (102_400 + 53_248) and 2_000 < disk.index_bytes / disk.places < 4_000
+    both = below_room(EngineOptions(model="", kv_disk=1 << 30, kv_ram=1 << 20, block_size=16), sizes)
+    assert both.memory_bytes == disk.index_bytes + (1 << 20)
+    tight = below_room(EngineOptions(model="", kv_disk=1 << 30, block_size=16), sizes, 4 << 20)
+    assert 0 < tight.places < disk.places and tight.index_bytes <= 1 << 20
+    assert not below_room(EngineOptions(model="", kv_disk=1000, block_size=16), sizes).places

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.core.kv.node import Namespace
 from penstock.core.policies.bounded_tier import Entry
 from penstock.core.protocol import CacheOp, CacheOpKind
@@ -20,7 +21,7 @@ from penstock.runtime.kv_memory import KVMemory
 from penstock.startup.restart import ArrayCaches
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore
-from penstock.transfer.pieces import Bytes, Pieces
+from penstock.transfer.pieces import Bytes, DevicePieces, Pieces, pieces_of
 from penstock.transfer.store import RamBefore, RamStore, StoreError, always
 
 DEADLINE_S = 60.0
@@ -63,6 +64,12 @@ def memory_of(seed: int) -> KVMemory:
     return memory
 
 
+def of_tensors(memory: KVMemory) -> Pieces:
+    """As those of a device, of the same bytes."""
+    groups = [[torch.from_numpy(array) for array in memory.arrays(group)] for group in range(memory.num_groups)]
+    return DevicePieces(groups, memory.num_groups - 1)
+
+
 def content(memory: KVMemory, group: int, index: int) -> bytes:
     return b"".join(array[index].tobytes() for array in memory.arrays(group))
 
@@ -92,28 +99,66 @@ def described(store: Any, count: int = 20, digest: bytes = b"") -> None:
         store.describe(place, Entry(place % 4, digest or bytes([place] * 16), b"", Namespace("", None), ()))
 
 
+Carried = tuple[KVMemory, GatedStore, Carrier]
+
+
+@pytest.fixture(params=[False, True], ids=["host", "device"])
+def carried(request: pytest.FixtureRequest) -> Iterator[Carried]:
+    """Memory, a store that knows of twenty places, and a thread between them."""
+    memory, store = memory_of(1), GatedStore()
+    described(store)
+    carrier = Carrier(of_tensors(memory) if request.param else pieces_of(memory, None), store, threads=1)
+    yield memory, store, carrier
+    store.gate.set()
+    carrier.close()
+
+
+@pytest.mark.parametrize("tensors", [False, True])
 @pytest.mark.parametrize("layered", [False, True])
-def test_blocks_of_every_group_come_back_as_they_went(layered: bool) -> None:
+def test_blocks_of_every_group_come_back_as_they_went(layered: bool, tensors: bool) -> None:
     memory = memory_of(1)
     store = RamBefore(RamStore(), 5000) if layered else RamStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store)
-    before = [content(memory, group, 1) for group in range(4)]
-    for group in range(4):
-        carrier.start(save(group, group, 1, group))
-    assert ended(carrier, 4) == dict.fromkeys(range(4), True)
-    for group in range(4):
-        carrier.start(load(10 + group, group, 4, group))
-    assert ended(carrier, 4) == dict.fromkeys(range(10, 14), True)
-    assert [content(memory, group, 4) for group in range(4)] == before
+    pieces = of_tensors(memory) if tensors else pieces_of(memory, None)
+    assert pieces.sizes == pieces_of(memory, None).sizes
+    carrier = Carrier(pieces, store)
+    before = [content(memory, place % 4, 1 + place // 4) for place in range(8)]
+    for place in range(8):
+        carrier.start(save(place, place % 4, 1 + place // 4, place))
+    assert ended(carrier, 8) == dict.fromkeys(range(8), True)
+    for place in range(8):
+        carrier.start(load(10 + place, place % 4, 4 + place // 4, place))
+    assert ended(carrier, 8) == dict.fromkeys(range(10, 18), True)
+    assert [content(memory, place % 4, 4 + place // 4) for place in range(8)] == before
     assert not carrier.ended().finished
     carrier.close()
 
 
-def test_a_state_is_copied_as_it_was_when_it_was_asked_for() -> None:
-    memory, store = memory_of(2), GatedStore()
+def test_blocks_that_are_moved_together_fail_one_by_one() -> None:
+    """Of a device, which gets what is whole of a batch; what was given up meanwhile stays as it is."""
+    memory, store = memory_of(11), GatedStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+    carrier = Carrier(of_tensors(memory), store, threads=1)
+    for place in (0, 4, 8):
+        carrier.start(save(place, 0, place // 4 + 1, place))
+    ended(carrier, 3)
+    before = [content(memory, 0, block) for block in range(6)]
+    store.gate.clear()
+    for transfer, (place, block) in enumerate(((0, 3), (12, 4), (4, 5), (8, 0))):  # nothing was kept at 12
+        carrier.start(load(transfer, 0, block, place))
+    until = time.monotonic() + DEADLINE_S
+    while 0 in vars(carrier)["_waiting"]:
+        assert time.monotonic() < until
+    carrier.start(CacheOp(CacheOpKind.CANCEL, 0, 0, 3, 0, 3))
+    store.gate.set()
+    assert ended(carrier, 4) == {0: True, 1: False, 2: True, 3: True}
+    after = [before[0], before[1], before[2], before[1], before[4], before[2]]
+    assert [content(memory, 0, block) for block in range(6)] == after
+    carrier.close()
+
+
+def test_a_state_is_copied_as_it_was_when_it_was_asked_for(carried: Carried) -> None:
+    memory, store, carrier = carried
     before = content(memory, 3, 1)
     store.gate.clear()
     carrier.start(save(1, 3, 1, 3))
@@ -124,14 +169,11 @@ def test_a_state_is_copied_as_it_was_when_it_was_asked_for() -> None:
     carrier.start(load(2, 3, 2, 3))
     ended(carrier, 1)
     assert content(memory, 3, 2) == before
-    carrier.close()
 
 
 @pytest.mark.parametrize("error", [StoreError, OSError, ValueError])
-def test_what_fails_is_told_and_changes_nothing(error: type[Exception]) -> None:
-    memory, store = memory_of(3), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+def test_what_fails_is_told_and_changes_nothing(error: type[Exception], carried: Carried) -> None:
+    memory, store, carrier = carried
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.fails = error
@@ -143,13 +185,12 @@ def test_what_fails_is_told_and_changes_nothing(error: type[Exception]) -> None:
     store.fails = None
     carrier.start(load(4, 0, 2, 0))
     assert ended(carrier, 1) == {4: True}
-    carrier.close()
 
 
 def test_another_block_at_a_place_is_not_taken() -> None:
     memory, store = memory_of(4), RamStore()
     described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+    carrier = Carrier(pieces_of(memory, None), store)
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     described(store, digest=b"another")
@@ -158,10 +199,8 @@ def test_another_block_at_a_place_is_not_taken() -> None:
     carrier.close()
 
 
-def test_after_all_was_ended_nothing_is_written_and_nothing_told() -> None:
-    memory, store = memory_of(5), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+def test_after_all_was_ended_nothing_is_written_and_nothing_told(carried: Carried) -> None:
+    memory, store, carrier = carried
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.gate.clear()
@@ -173,13 +212,10 @@ def test_after_all_was_ended_nothing_is_written_and_nothing_told() -> None:
     carrier.start(load(4, 0, 4, 0))
     assert ended(carrier, 1) == {4: True}
     assert content(memory, 0, 2) == before and content(memory, 0, 4) == content(memory, 0, 1)
-    carrier.close()
 
 
-def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
-    memory, store = memory_of(7), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+def test_a_load_that_has_not_begun_can_be_cancelled(carried: Carried) -> None:
+    memory, store, carrier = carried
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.gate.clear()
@@ -197,7 +233,6 @@ def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
     carrier.start(load(4, 0, 4, 0))
     assert ended(carrier, 1) == {4: True}
     assert content(memory, 0, 3) == before
-    carrier.close()
 
 
 @pytest.mark.parametrize("ended_by", ["cancel", "abort", "close"])
@@ -205,7 +240,7 @@ def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
 def test_a_save_that_was_given_up_keeps_nothing_of_what_came_after(ended_by: str, kept_in: str, tmp_path: Path) -> None:
     """Its block is another's by then: whoever finds the copy after a restart would take that for its own."""
     memory = memory_of(8)
-    pieces = Pieces(memory, None)
+    pieces = pieces_of(memory, None)
     begun, gate = Event(), Event()
 
     class Gated(DiskStore):
@@ -254,7 +289,7 @@ def test_a_store_that_hangs_at_the_end_keeps_its_files(tmp_path: Path, monkeypat
     described(store)
     closed = Event()
     monkeypatch.setattr(store, "close", closed.set)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+    carrier = Carrier(pieces_of(memory, None), store, threads=1)
     store.gate.clear()
     carrier.start(save(1, 0, 1, 0))
     while vars(carrier)["_jobs"].qsize():
@@ -262,6 +297,24 @@ def test_a_store_that_hangs_at_the_end_keeps_its_files(tmp_path: Path, monkeypat
     carrier.close()
     assert not closed.is_set()
     store.gate.set()
+
+
+def test_what_was_begun_before_a_place_was_anothers_is_not_kept_there() -> None:
+    """A step failed meanwhile: nobody waits for such a write, which may come last."""
+    store = RamStore()
+    old, new = (Entry(0, bytes([number] * 16), b"", Namespace("", None), ()) for number in range(2))
+    store.describe(1, old)
+
+    def meanwhile() -> bool:
+        store.forget(1)
+        store.describe(1, new)
+        store.write(1, new, (b"new",))
+        return True
+
+    store.write(1, old, (b"old",), meanwhile)
+    assert store.read(1, new) == b"new"
+    store.write(1, old, (b"old",), lambda: not store.forget(1))
+    assert not vars(store)["_kept"]
 
 
 def test_two_may_read_the_same_copy_at_once() -> None:
@@ -278,20 +331,15 @@ def test_two_may_read_the_same_copy_at_once() -> None:
     assert store.read(1, other) == bytes([1] * 100)
 
 
-def test_a_copy_that_was_forgotten_before_its_load_began_is_a_load_that_failed() -> None:
-    memory, store = memory_of(10), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store)
+def test_a_copy_that_was_forgotten_before_its_load_began_is_a_load_that_failed(carried: Carried) -> None:
+    _, store, carrier = carried
     store.forget(3)
     carrier.start(load(1, 3, 2, 3))
     assert ended(carrier, 1) == {1: False}
-    carrier.close()
 
 
-def test_loads_come_before_saves() -> None:
-    memory, store = memory_of(6), GatedStore()
-    described(store)
-    carrier = Carrier(Pieces(memory, None), store, threads=1)
+def test_loads_come_before_saves(carried: Carried) -> None:
+    _, store, carrier = carried
     carrier.start(save(1, 0, 1, 0))
     ended(carrier, 1)
     store.gate.clear()
@@ -301,7 +349,6 @@ def test_loads_come_before_saves() -> None:
     store.gate.set()
     order = list(ended(carrier, 5))
     assert order.index(9) <= 1, "one save had begun"
-    carrier.close()
 
 
 def test_memory_before_a_store_is_bounded() -> None:

@@ -7,18 +7,22 @@ import os
 import random
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.core.kv.node import Namespace
-from penstock.core.policies.bounded_tier import Entry
+from penstock.core.policies.bounded_tier import Entry, place_numbers
 from penstock.transfer import disk
 from penstock.transfer.disk import DiskStore, remove_others
+from penstock.transfer.folder import size_and_use
+from penstock.transfer.index import read_entries
 from penstock.transfer.places import place_bytes
 from penstock.transfer.store import StoreError
 
+DEADLINE_S = 60.0
 SIZES = (100, 5000)
 PLACES = (range(1, 9), range(9, 17))
 
@@ -82,7 +86,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     rng = random.Random(1)
     for _ in range(200):
         place = rng.choice(PLACES[0])
-        start = (place - 1) * place_bytes(SIZES[0])
+        start = (place - 1) * sum(map(place_bytes, SIZES))
         at = start + rng.randrange(36 + SIZES[0])  # the head's last bytes say nothing
         at += 28 if at - start >= 36 else 0
         damaged = bytearray(whole)
@@ -185,16 +189,55 @@ def test_a_folder_is_one_processs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     opened(tmp_path).close()
 
 
-def test_other_versions_go_unless_somebody_has_them(tmp_path: Path) -> None:
+def test_other_versions_go_where_there_is_no_room_unless_somebody_has_them(tmp_path: Path) -> None:
     sizes, places = (100,), (range(1, 3),)
-    mine, free, held = (tmp_path / f"m-{digit * 16}" for digit in "abc")
-    DiskStore(free, sizes, places).close()
+    mine, older, newer, held = (tmp_path / f"m-{digit * 16}" for digit in "abcd")
+    for used, folder in enumerate((older, newer), 1000):
+        store = DiskStore(folder, sizes, places)
+        store.describe(1, entry(1))
+        store.write(1, entry(1), (bytes(100),))
+        store.close()
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (used, used))
     theirs = DiskStore(held, sizes, places)
     other = DiskStore(tmp_path / f"n-{'d' * 16}", sizes, places)
-    assert remove_others(mine, "m") == [free]
-    assert held.is_dir() and (tmp_path / f"n-{'d' * 16}").is_dir() and not free.exists()
+    both = sum(size_and_use(folder)[0] for folder in (older, newer, held))
+    assert remove_others(mine, "m", both) == [], "there is room for all"
+    assert remove_others(mine, "m", both - 1) == [older]
+    (newer / "somebody else's").write_text("precious")
+    assert remove_others(mine, "m", 0) == [newer]
+    assert held.is_dir() and (tmp_path / f"n-{'d' * 16}").is_dir() and not older.exists()
+    assert [path.name for path in newer.iterdir()] == ["somebody else's"]
     theirs.close()
     other.close()
+
+
+def test_what_was_given_up_is_not_there_after_a_crash(tmp_path: Path) -> None:
+    """Without another write, and without an end."""
+    store = filled(tmp_path)
+    store.forget(3)
+    until = time.monotonic() + DEADLINE_S
+    while 3 in read_entries(tmp_path / "kept" / "index")[0]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    store.forget(4)
+    store.close()
+    assert not {3, 4} & read_entries(tmp_path / "kept" / "index")[0].keys()
+
+
+@pytest.mark.parametrize(("more", "kept"), [(9, 4), (4, 4), (3, 3)])
+def test_with_other_room_copies_of_all_groups_stay_where_they_are(more: int, kept: int, tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, SIZES, numbers := place_numbers((4, 4)))
+    for group, places in enumerate(numbers):
+        for place in places:
+            store.describe(place, entry(place, group))
+            store.write(place, entry(place, group), (block(place, group),))
+    store.close()
+    store = DiskStore(tmp_path, SIZES, place_numbers((more, more)))
+    found = dict(store.found())
+    assert len(found) == 2 * kept
+    assert all(bytes(store.read(place, one)) == block(place, one.group) for place, one in found.items())
+    store.close()
 
 
 def test_a_folder_shrinks_to_what_it_is_given(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from penstock.transfer.places import place_bytes
 
 SIZES = (100, 5000)
 PLACES = (range(1, 9), range(9, 17))
+ROW = sum(map(place_bytes, SIZES))
 NAME = f"a_model-{'0' * 8}-{'a' * 16}"
 
 
@@ -101,12 +102,12 @@ def test_every_block_is_read(tmp_path: Path) -> None:
     assert told == [(done, 9) for done in range(1, 10)]
     blocks = kept.folder / "blocks"
     data = bytearray(blocks.read_bytes())
-    data[2 * place_bytes(100) + 80] ^= 1  # the third place
+    data[2 * ROW + 80] ^= 1  # the third place
     blocks.write_bytes(data)
     verdict = verify(kept)
     assert (verdict.whole, verdict.damaged, verdict.unreadable) == (8, 1, 0)
     assert verdict.first == "place 3: it is damaged"
-    os.truncate(blocks, 8 * place_bytes(100) + 10)
+    os.truncate(blocks, 2 * ROW + 10)
     assert (verify(kept).whole, verify(kept).damaged) == (4, 5)
     os.truncate(blocks, 10)
     assert (verify(kept).whole, verify(kept).damaged) == (0, 9)
@@ -119,7 +120,7 @@ def test_what_the_disk_refuses_is_told_apart(tmp_path: Path, monkeypatch: pytest
     whole = os.preadv
 
     def broken(handle: int, views: Any, start: int) -> int:
-        if start == place_bytes(100):
+        if start == ROW:
             raise OSError(5, "Input/output error")
         return whole(handle, views, start)
 
@@ -161,16 +162,17 @@ def test_other_folders_are_not_ours(tmp_path: Path) -> None:
 
 
 def told(**others: Any) -> bytes:
-    whole = {"model": "m", "block_size": 2, "sizes": [100, 5000], "places": [[1, 8], [9, 8]], "opened": 1.0}
+    whole = {"model": "m", "block_size": 2, "sizes": [100, 5000], "places": [[1, 8, 2], [2, 8, 2]], "opened": 1.0}
     return json.dumps(whole | others).encode()
 
 
 @pytest.mark.parametrize(
     "text",
     [b"", b"[]", b"null", b"\xff", b"{" * 60_000, b"[" * 60_000, told(model=3), told(block_size="2"), told(sizes=[]),
-     told(sizes=[-1, 5]), told(sizes=[True, 5]), told(sizes=[1 << 60, 5]), told(places=[[1, 8]]), told(places=[1, 2]),
-     told(places=[[1, 8, 2], [9, 8, 2]]), told(places=[[1, 1.5], [9, 8]]), told(opened="now"), told(sizes="ab"),
-     told(model="m" * (1 << 17)), told(sizes=[1] * 300, places=[[1, 1]] * 300)],
+     told(sizes=[-1, 5]), told(sizes=[True, 5]), told(sizes=[1 << 60, 5]), told(places=[[1, 8, 1]]),
+     told(places=[1, 2]), told(places=[[1, 8], [9, 8]]), told(places=[[1, 1.5, 1], [9, 8, 1]]), told(sizes="ab"),
+     told(places=[[1, 8, 0], [9, 8, 1]]), told(places=[[1, 1 << 50, 1]] * 2), told(opened="now"),
+     told(model="m" * (1 << 17)), told(sizes=[1] * 300, places=[[1, 1, 1]] * 300)],
 )  # fmt: skip
 def test_a_damaged_note_tells_nothing(text: bytes, tmp_path: Path) -> None:
     filled(tmp_path).close()
@@ -184,7 +186,7 @@ def test_a_damaged_note_tells_nothing(text: bytes, tmp_path: Path) -> None:
 
 def test_a_note_that_lies_asks_for_no_memory(tmp_path: Path) -> None:
     filled(tmp_path).close()
-    (tmp_path / NAME / "about.json").write_bytes(told(sizes=[1 << 50, 1 << 50], places=[[1, 1 << 50], [9, 1]]))
+    (tmp_path / NAME / "about.json").write_bytes(told(sizes=[1 << 40, 1 << 40], places=[[1, 1 << 20, 1], [9, 1, 1]]))
     assert verify(only(tmp_path)).damaged == 9
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from penstock.config.cache_spec import CacheKind
 from penstock.config.errors import CheckpointError
-from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import build_model

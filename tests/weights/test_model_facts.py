@@ -205,7 +205,7 @@ import sys
 from penstock.config.machine import read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import resolve
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.startup.memory_plan import MemoryLimits, plan_memory
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint

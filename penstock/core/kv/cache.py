@@ -6,9 +6,10 @@ from collections import abc
 from dataclasses import replace
 from typing import Any
 
+from penstock.config.cache_spec import CacheGroup, CacheKind
+from penstock.config.retention import NO_RETENTION
 from penstock.core.kv.allocation import Allocation, BlockTable
 from penstock.core.kv.block_pool import BlockPool
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.kv.cross import CrossStore
 from penstock.core.kv.groups import SlidingGroup, manager_of
@@ -16,8 +17,9 @@ from penstock.core.kv.node import Match, Node
 from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.kv.states import StateGroup, States
 from penstock.core.kv.transfers import Transfers
+from penstock.core.policies.pins import Pins
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
-from penstock.core.sequence import Sequence
+from penstock.core.sequence import Sequence, SequenceState
 
 
 class KVCache:
@@ -47,6 +49,7 @@ class KVCache:
         self.ops: list[CacheOp] = []
         self.transfers = Transfers(self)
         self.tree = RadixTree(self.groups, block_size, self.states)
+        self.pins = Pins(self)
         self._copied: list[tuple[int, int]] = []  # blocks that operations of the next plan read
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(groups)
         self._deferred: dict[int, list[tuple[int, int]]] = {}
@@ -60,23 +63,15 @@ class KVCache:
     def capacity(self) -> int:
         """Tokens the whole cache holds; sliding groups bound it only where there is nothing else."""
         kept = [g for g, group in enumerate(self.groups) if group.bounds_capacity] or range(len(self.pools))
-        return min(self._room(g) for g in kept) * self.block_size
+        return min(self.room(g) for g in kept) * self.block_size
 
-    def _room(self, group: int) -> int:
+    def room(self, group: int) -> int:
         """Blocks of a group that requests can have: all but those of pinned prefixes."""
-        return self.pools[group].num_blocks - 1 - len(self.tree.pinned[group])
+        return self.pools[group].num_blocks - 1 - len(self.tree.pinned[group]) - self.pins.reserved(group)
 
     def available(self, group: int) -> int:
         """Blocks that can be had now, by eviction if need be."""
         return self.pools[group].num_free + self.tree.idle[group]
-
-    def can_hold(self, lengths: abc.Sequence[int], chunk: int) -> bool:
-        """Whether sequences of so many tokens, which go on together, fit where nothing but pinned prefixes is."""
-        growth = len(lengths) - 1  # what the memory gate keeps free for those that run
-        return all(
-            sum(group.peak_blocks(tokens, chunk) for tokens in lengths) + growth <= self._room(g)
-            for g, group in enumerate(self.groups)
-        )
 
     def will_fit(self, sequence: Sequence, tokens: int) -> bool:
         """Whether `extend` can succeed once the steps in flight have committed."""
@@ -90,24 +85,6 @@ class KVCache:
         """References whose release waits for a step in flight."""
         return sum(map(len, self._deferred.values()))
 
-    def admission_need(self, group: int, tokens: int, chunk: int, match: Match) -> int:
-        """Blocks of `available` that admitting a sequence of that many tokens would take, by its end."""
-        manager = self.groups[group]
-        shared = match.nodes[manager.first_needed(match.tokens) // self.block_size :]
-        refs = self.pools[group].refs
-        in_use = sum(refs[node.blocks[group]] > 1 for node in shared)
-        return max(0, manager.peak_blocks(tokens, min(chunk, max(1, tokens - match.tokens))) - in_use)
-
-    def growth(self, sequence: Sequence, chunk: int) -> tuple[int, ...]:
-        """Per group, blocks a running sequence still needs for the tokens it knows."""
-        known = sequence.known
-        chunk = min(chunk, max(1, known - sequence.computed))
-        tables = _held(sequence).tables
-        return tuple(
-            max(0, group.peak_blocks(known, chunk) - table.held)
-            for group, table in zip(self.groups, tables, strict=True)
-        )
-
     def usage(self, running: abc.Sequence[Sequence]) -> dict[str, Any]:
         """What is taken, by the names of EngineStats; `running` are the sequences in the batch."""
         cached = sum(self.tree.idle) + self.cross.idle
@@ -119,6 +96,7 @@ class KVCache:
             "blocks_cached": cached,
             "blocks_total": total,
             **self.transfers.tier.figures(),
+            **self.tree.observer.figures(),
             "slots_used": sum(computed - table.live_from * self.block_size for computed, table in tables),
             "slots_allocated": sum(table.held for _, table in tables) * self.block_size,
         }
@@ -127,18 +105,23 @@ class KVCache:
 
     def match(self, sequence: Sequence, limit: int) -> Match:
         """What of the sequence's first `limit` tokens can be had; media are had whole or not at all."""
-        match = self.tree.match(sequence.namespace, sequence.keys, limit)
-        for span in reversed(sequence.request.media):
-            if span.start < match.reach < span.end:
-                match = self.tree.match(sequence.namespace, sequence.keys, span.start)
+        match = self._found(sequence, limit)
         if match.below and not self.transfers.tier.worth(match.tokens, match.below):
-            match = replace(match, below=())
+            match = replace(self._found(sequence, limit, lower=False), declined=True, reason="declined")
         if match.owner is None:
             return match
         return replace(match, pending=self.states.awaited(match.owner, match.pending))
 
+    def _found(self, sequence: Sequence, limit: int, *, lower: bool = True) -> Match:
+        match = self.tree.match(sequence.namespace, sequence.keys, limit, lower=lower)
+        for span in reversed(sequence.request.media):
+            if span.start < match.reach < span.end:
+                match = self.tree.match(sequence.namespace, sequence.keys, span.start, lower=lower)
+        return match
+
     def attach(self, sequence: Sequence, match: Match) -> bool:
         """Pins the matched blocks and starts the sequence's tables with them; False where its encoder has no room."""
+        self.tree.observer.begins(sequence)
         cursor = self.tree.enter(sequence.namespace)
         if match.nodes:
             self.tree.move(cursor, match.nodes[-1])
@@ -177,6 +160,7 @@ class KVCache:
         `extend` must have covered the copied tokens.
         """
         allocation = _held(sequence)
+        self._hint(sequence, match.nodes)
         if match.tail is not None:
             index = len(match.nodes)
             for g, block in allocation.pins:
@@ -192,6 +176,13 @@ class KVCache:
             allocation.announced = self.tree.announce(allocation.cursor, sequence.namespace, keys, sequence)
         if match.below:
             self.transfers.load(sequence, allocation, match.below)
+        elif match.declined:
+            self.transfers.tier.declined()
+
+    def end_preload(self, ahead: Sequence) -> None:
+        """What came up is anybody's now, or did not come."""
+        self.release(ahead, keep=False)
+        ahead.state = SequenceState.FINISHED
 
     def _copy(self, group: int, source: int, target: int, count: int) -> None:
         """Has entries copied by the next plan. The reference to the source becomes the cache's own until then."""
@@ -291,6 +282,7 @@ class KVCache:
             if sequence.public:
                 self.tree.pin(allocation.cursor)
                 self.states.pin(allocation.cursor)
+            self.pins.hold(sequence)
         for g in self._passing:
             self._drop_passed(g, allocation.tables[g], self.groups[g].first_seen(committed) // self.block_size)
 
@@ -301,6 +293,14 @@ class KVCache:
             NULL_BLOCK if g == self.cross_group or table.valid_from > start else table.blocks[index]
             for g, table in enumerate(allocation.tables)
         ]
+
+    def _hint(self, sequence: Sequence, nodes: abc.Iterable[Node]) -> None:
+        """Keeps nodes as long as the sequence's request wants them kept; everybody's as long as everybody does."""
+        request = sequence.request
+        for node in nodes if request.retention is not NO_RETENTION else ():
+            if not node.public or sequence.public:
+                start = node.depth - len(node.key)
+                self.tree.retain_for(node, request.owner, *request.retention.of(start, node.depth, sequence.num_prompt))
 
     def _fill(self, sequence: Sequence, allocation: Allocation) -> None:
         """Puts the block behind the cursor into the tree."""
@@ -313,6 +313,7 @@ class KVCache:
                 if block != NULL_BLOCK and self.groups[g].essential:
                     self.tree.retain(g, block)
                     allocation.pins.append((g, block))
+        self._hint(sequence, (node,))
         self.transfers.tier.filled(node)
         self.tree.move(allocation.cursor, node)
         allocation.cursor = node
@@ -323,10 +324,13 @@ class KVCache:
         while allocation.cursor.depth + self.block_size <= end:
             self._fill(sequence, allocation)
         for slot in allocation.draft_states:
-            self.ops.append(CacheOp(CacheOpKind.COPY, self.states.group, slot, sequence.slot, end))
+            if sequence.slot >= 0:
+                self.ops.append(CacheOp(CacheOpKind.COPY, self.states.group, slot, sequence.slot, end))
             self.states.adopt(slot, allocation.cursor)
         allocation.draft_states = ()
         sequence.place(end)
+        if sequence.slot < 0:
+            self.end_preload(sequence)
 
     def _keep_state(self, sequence: Sequence, node: Node) -> None:
         at_rest = node.depth == sequence.committed and sequence.last_step <= self.committed_step
@@ -462,6 +466,7 @@ class KVCache:
         self.tree.clear()
         self.cross.clear()
         self.transfers.clear()
+        self.tree.observer.cleared()
 
     def check_integrity(self, sequences: abc.Sequence[Sequence]) -> None:
         """Raises AssertionError unless every reference is accounted for."""
@@ -470,8 +475,9 @@ class KVCache:
         references = [[*self.tree.held(g), *self.tree.pinned[g]] for g in range(len(self.pools))]
         if self.cross_group >= 0:
             references[self.cross_group] += self.cross.blocks()
-        counted = [sequence.allocation.blocks() for sequence in sequences if sequence.allocation is not None]
-        for held in (*counted, *self._deferred.values(), self._copied, self.transfers.blocks()):
+        running = {*sequences, *self.transfers.ahead()}
+        counted = [sequence.allocation.blocks() for sequence in running if sequence.allocation is not None]
+        for held in (*counted, *self._deferred.values(), self._copied, self.transfers.blocks(), self.pins.blocks()):
             for g, block in held:
                 references[g].append(block)
         for g, pool in enumerate(self.pools):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.core.kv.allocation import BlockTable
 from penstock.core.kv.block_pool import BlockPool
-from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.kv.node import Node
 from penstock.core.protocol import NULL_BLOCK
 

@@ -20,10 +20,12 @@ class Tier:
 
     Attributes:
         waiting: whether copies are due while nothing is evicted.
+        preloads: prefixes that may come up at a time for those who wait to be admitted.
         seconds_for: how long computing so many tokens takes; None as long as that is not known.
     """
 
     waiting = False
+    preloads = 0
 
     def __init__(self) -> None:
         self.seconds_for: Callable[[int], float | None] = lambda tokens: None
@@ -51,6 +53,16 @@ class Tier:
     def worth(self, start: int, nodes: Sequence[Node]) -> bool:
         """Whether loading these nodes, which go on from `start` tokens, is sooner done than computing them."""
         return True
+
+    def declined(self) -> None:
+        """A sequence began without them, since they were not worth it."""
+
+    def seconds_to_load(self, nodes: Sequence[Node]) -> float | None:
+        """How long loading these takes; None where that is not known yet."""
+        return None
+
+    def unpinned(self, node: Node) -> None:
+        """A node's copies may go like any others from now on: `Node.pins` is 0 again."""
 
     def figures(self) -> Mapping[str, Any]:
         """What it has and counts, by the names of EngineStats."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.core.kv.cache import KVCache
     from penstock.core.sequence import Sequence as TokenSequence
 
+_HANGS_S = 5.0  # without a save that ends: nothing waits for those on their way any more
+
 
 @dataclass(slots=True)
 class _Save:
@@ -58,6 +60,7 @@ class Transfers:
         self._saves: dict[int, _Save] = {}
         self._loads: dict[int, _Load] = {}
         self._saving: set[tuple[Node, int]] = set()
+        self._moved = 0.0  # when a save began or ended last
 
     @property
     def loading(self) -> bool:
@@ -66,8 +69,8 @@ class Transfers:
 
     @property
     def owed(self) -> bool:
-        """Whether copies to the tier are on their way, or due."""
-        return bool(self._saves) or self.tier.waiting
+        """Whether copies to the tier are due, or on their way and not hanging."""
+        return self.tier.waiting or bool(self._saves and monotonic() - self._moved < _HANGS_S)
 
     def save_due(self, step: int) -> None:
         """Has plan `step` begin the copies that the tier wants.
@@ -89,6 +92,7 @@ class Transfers:
             if place is None:
                 return
             transfer = next(self._numbers)
+            self._moved = monotonic()
             if g != self._cache.states.group:
                 self._cache.tree.retain(g, block)
             node.saving += 1
@@ -182,6 +186,7 @@ class Transfers:
 
     def _finish_save(self, save: _Save, failed: bool) -> None:
         self._saving.remove((save.node, save.group))
+        self._moved = monotonic()
         whole = save.held and not failed
         if save.held and save.group != self._cache.states.group:
             self._cache.release_all([(save.group, save.block)])
@@ -212,6 +217,10 @@ class Transfers:
             sequence.loading = False
             self._cache.fill_loaded(sequence, load.end)
         return None
+
+    def ahead(self) -> set[TokenSequence]:
+        """Sequences that load for others."""
+        return {load.sequence for load in self._loads.values() if load.sequence and load.sequence.slot < 0}
 
     def clear(self) -> None:
         """Forgets the copies below that nobody is reading."""

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from itertools import accumulate, islice
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _AHEAD = 16  # blocks of a group, the next to be evicted, that are kept copied once so few are free
 _STATES_AHEAD = 4  # and checkpoints of recurrent states, once so few slots are free
 _MOST_PASSED = 64  # copies that are looked at to find one that may go
+_PRELOADS = 2  # prefixes that come up at a time for those who wait
 _MEMORY = 32  # loads after which a measure counts 1/e
 _PATIENCE = 5.0  # seconds a sequence waits for a load where nobody knows how long computing takes
 _LEAST_PATIENCE = 0.5
@@ -72,9 +73,9 @@ class NoCatalog:
 
 
 def place_numbers(places: Sequence[int]) -> tuple[range, ...]:
-    """The numbers of each group's places, of so many a group: all different, from 1 on."""
-    ends = [*accumulate(places, initial=1)]
-    return tuple(map(range, ends, ends[1:]))
+    """The numbers of each group's places, of so many a group: all different, from 1 on, and the same with more room."""
+    groups = len(places)
+    return tuple(range(1 + g, 1 + g + groups * count, groups) for g, count in enumerate(places))
 
 
 def digest_after(before: bytes, name: Hashable) -> bytes:
@@ -140,6 +141,7 @@ class BoundedTier(Tier):
     """A tier of so many places a group, of which at most `most_saving` are written at a time.
 
     Attributes:
+        preloads: as of a tier.
         counters: what happened.
     """
 
@@ -148,23 +150,18 @@ class BoundedTier(Tier):
         places: Sequence[int],
         most_saving: int,
         dropped: Callable[[Node, int], None],
-        *,
-        eager: bool = False,
         catalog: Catalog | None = None,
     ) -> None:
-        """`dropped` is told which node's block, of which group, has no copy here any more.
-
-        Args:
-            eager: blocks are copied when they are computed, and not only when they are about to be evicted.
-            catalog: remembers what copies are of.
+        """`dropped` is told which node's block, of which group, has no copy here any more; `catalog` remembers what
+        copies are of.
         """
         super().__init__()
         self.counters = TierCounters()
+        self.preloads = _PRELOADS
         self._places = place_numbers(places)
         self._free = [list(reversed(numbers)) for numbers in self._places]
         self._most_saving = most_saving
         self._dropped = dropped
-        self._eager = eager
         self._urgent = False  # what is about to be evicted comes before copies of what is on the device
         self._catalog = catalog or NoCatalog()
         self._fresh: deque[Node] = deque(maxlen=max(64, max(places, default=0)))
@@ -206,14 +203,18 @@ class BoundedTier(Tier):
 
     @property
     def waiting(self) -> bool:  # type: ignore[override]
-        return bool(self._fresh)
+        return bool(self._fresh) and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a block may be written in all groups."""
+        return len(self._saving) + len(self._places) <= self._most_saving
 
     def filled(self, node: Node) -> None:
-        if self._eager:
-            self._fresh.append(node)
+        self._fresh.append(node)
 
     def due(self, cache: KVCache) -> Iterator[Node]:
-        while self._fresh and len(self._saving) + len(self._places) <= self._most_saving:
+        while self._fresh and self._has_room:
             yield self._fresh.popleft()
         self._urgent = True
         for g, pool in enumerate(cache.pools):
@@ -276,7 +277,7 @@ class BoundedTier(Tier):
     def _push(self, place: int) -> None:
         """A copy is used, or may go from now on; one that leads to others is told of when those are gone."""
         copy = self._stored[place]
-        if self._later[copy.node, copy.group]:
+        if self._later[copy.node, copy.group] or copy.node.pins:
             return
         self._stamp += 1
         copy.stamp = self._stamp
@@ -285,6 +286,11 @@ class BoundedTier(Tier):
         if len(order) > 4 * len(self._stored) + 64:
             order[:] = [entry for entry in order if self._newest(entry)]
             heapq.heapify(order)
+
+    def unpinned(self, node: Node) -> None:
+        for place in node.below.values():
+            if place in self._stored:
+                self._push(place)
 
     def _newest(self, entry: tuple[float, int, int]) -> bool:
         copy = self._stored.get(entry[2])
@@ -304,7 +310,7 @@ class BoundedTier(Tier):
             else:
                 kept.append(entry[2])
         for place in kept:
-            self._push(place)
+            self._push(place)  # but those that were pinned meanwhile
         if found is None:
             return False
         self._clock = max(self._clock, found[0])
@@ -317,7 +323,9 @@ class BoundedTier(Tier):
     def _may_go(self, place: int) -> bool:
         """Whether nobody reads a copy, and its block has left the device, unless others are about to leave it."""
         copy = self._stored[place]
-        return not self._readers[place] and (self._urgent or not _on_device(copy.node, copy.group))
+        return (
+            not self._readers[place] and not copy.node.pins and (self._urgent or not _on_device(copy.node, copy.group))
+        )
 
     def _forget(self, place: int) -> None:
         copy = self._stored.pop(place)
@@ -331,10 +339,7 @@ class BoundedTier(Tier):
     # -- what comes back ----------------------------------------------------------------------------------------------
 
     def worth(self, start: int, nodes: Sequence[Node]) -> bool:
-        if self._is_worth(sum(len(node.below) for node in nodes), nodes[-1].depth - start):
-            return True
-        self.counters.declined += 1
-        return False
+        return self._is_worth(sum(len(node.below) for node in nodes), nodes[-1].depth - start)
 
     def _is_worth(self, blocks: int, tokens: int) -> bool:
         now = monotonic()
@@ -346,6 +351,13 @@ class BoundedTier(Tier):
             return True
         latency, each = self._fit.costs()
         return latency + each * blocks < computed
+
+    def seconds_to_load(self, nodes: Sequence[Node]) -> float | None:
+        latency, each = self._fit.costs()
+        return (latency + each * sum(len(node.below) for node in nodes)) or None
+
+    def declined(self) -> None:
+        self.counters.declined += 1
 
     def open(self, place: int) -> float:
         self._readers[place] += 1
@@ -380,7 +392,9 @@ class BoundedTier(Tier):
     def check_integrity(self) -> None:
         """Raises AssertionError unless every place is free, in use, or of a node that knows it."""
         places = [*(place for free in self._free for place in free), *self._saving, *self._stored, *self._leaving]
-        assert sorted(places) == [place for numbers in self._places for place in numbers], "a place is lost or doubled"
+        assert sorted(places) == sorted(place for numbers in self._places for place in numbers), (
+            "a place is lost or doubled"
+        )
         for place, copy in self._stored.items():
             assert copy.node.below.get(copy.group) == place and place in self._places[copy.group]
         behind = Counter((_before(copy.node), copy.group) for copy in self._stored.values())
@@ -431,6 +445,7 @@ def restored(cache: KVCache, tier: BoundedTier, found: Iterable[tuple[int, Entry
             lost.append(place)
         else:
             known.below[entry.group] = place
+            cache.tree.observer.stored(known, entry.group, below=True)
             copies.append((place, known, entry.group))
     tier.restore(copies)
     for node in strays:

@@ -1,6 +1,6 @@
-"""Which cached block goes first: cost to recompute x uses, with ageing (GreedyDual-Size-Frequency).
+"""Which cached block goes first: that of the lowest priority, then by cost to recompute x uses, with ageing.
 
-Cherkasova, HPL-98-69R1.
+GreedyDual-Size-Frequency: Cherkasova, HPL-98-69R1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EvictionOrder:
         self._block_size = block_size
         self._most_entries = most_entries
         self._evictable = evictable
-        self._heap: list[tuple[float, int, Node]] = []
+        self._heap: list[tuple[int, float, int, Node]] = []
         self._clock = 0.0
         self._stamp = 0
 
@@ -39,7 +39,8 @@ class EvictionOrder:
         """A node may be evicted from now on."""
         self._stamp += 1
         node.stamps[self._group] = self._stamp
-        heapq.heappush(self._heap, (self._clock + worth_of(node, self._block_size), self._stamp, node))
+        worth = self._clock + worth_of(node, self._block_size)
+        heapq.heappush(self._heap, (node.priority, worth, self._stamp, node))
         if len(self._heap) > self._most_entries:
             self._heap = [entry for entry in self._heap if self._holds(entry)]
             heapq.heapify(self._heap)
@@ -49,24 +50,24 @@ class EvictionOrder:
         while self._heap:
             entry = heapq.heappop(self._heap)
             if self._holds(entry):
-                self._clock = max(self._clock, entry[0])
-                return entry[2]
+                self._clock = max(self._clock, entry[1])
+                return entry[3]
         return None
 
     def first(self, most: int) -> list[Node]:
         """The nodes that go first, which stay in the order."""
-        entries: list[tuple[float, int, Node]] = []
+        entries: list[tuple[int, float, int, Node]] = []
         while self._heap and len(entries) < most:
             entry = heapq.heappop(self._heap)
             if self._holds(entry):
                 entries.append(entry)
         for entry in entries:
             heapq.heappush(self._heap, entry)
-        return [node for _, _, node in entries]
+        return [node for *_, node in entries]
 
-    def _holds(self, entry: tuple[float, int, Node]) -> bool:
+    def _holds(self, entry: tuple[int, float, int, Node]) -> bool:
         """Whether an entry is its node's newest, and true."""
-        return entry[1] == entry[2].stamps[self._group] and self._evictable(entry[2])
+        return entry[2] == entry[3].stamps[self._group] and self._evictable(entry[3])
 
 
 class Evicted:

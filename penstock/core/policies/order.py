@@ -9,18 +9,8 @@ from typing import Protocol
 from penstock.config.errors import ConfigError
 from penstock.core.kv.cache import KVCache
 from penstock.core.kv.node import Match
+from penstock.core.policies.need import admission_need, recompute_cost
 from penstock.core.sequence import Sequence
-
-
-def recompute_cost(sequence: Sequence, cache: KVCache) -> int:
-    """Tokens that would have to be computed again if the sequence lost the blocks that are its alone."""
-    if sequence.allocation is None:
-        return 0
-    group = next((g for g, manager in enumerate(cache.groups) if manager.essential), 0)
-    refs = cache.pools[group].refs
-    blocks = sequence.allocation.tables[group].blocks
-    own = sum(refs[block] <= 1 + cache.tree.holds(group, block) for block in blocks if block)
-    return min(sequence.computed, own * cache.block_size)
 
 
 class Policy(Protocol):
@@ -142,7 +132,7 @@ class MemoryGate:
     def holds(self, admission: Admission) -> bool:
         cache = admission.cache
         return not admission.idle_engine and any(
-            cache.admission_need(g, admission.sequence.known, admission.chunk, admission.match) + reserved
+            admission_need(cache, g, admission.sequence.known, admission.chunk, admission.match) + reserved
             > cache.available(g)
             for g, reserved in enumerate(admission.reserved)
         )

@@ -116,7 +116,7 @@ class SharedTier(BoundedTier):
         catalog: Catalog | None = None,
     ) -> None:
         """As a BoundedTier's, all of which is copied; `seeker` asks what others have put there."""
-        super().__init__(places, most_saving, dropped, eager=True, catalog=catalog)
+        super().__init__(places, most_saving, dropped, catalog=catalog)
         self._seeker = seeker
         self._searches: OrderedDict[bytes, _Open] = OrderedDict()  # by the digest of the first block asked for
         self._quiet_until = float("-inf")

@@ -15,6 +15,7 @@ class DraftFigures(NamedTuple):
     draft_decisions: tuple[tuple[str, int], ...] = ()
     accepted_now: float = 0.0
     accepted_usually: float = 0.0
+    accepted_by_position: tuple[tuple[int, int], ...] = ()
 
 
 class Speculation(Protocol):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LONG = 0  # stands for the number of queries of rows that have many
 LEAST = 16  # rows and keys of a tile
-SHORT_QUERIES = 8  # rows with at most this many have their contexts split
+SHORT_QUERIES = 16  # rows with at most this many have their contexts split
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from penstock.config.errors import EngineDeadError
+from penstock.config.limits import MAX_TOKENS
 from penstock.core.policies.speculation import DraftFigures
 from penstock.core.policies.step_cost import StepCost, UnknownStepCost
 from penstock.core.protocol import NewSequence, Proposal, SlotResult, StepPlan, StepResult, StepTimings
@@ -56,6 +57,7 @@ class Drafting:
         self._depths: Depths = depths or FixedDepths()
         self.most = self._drafter.most if most is None else most
         self._slots: dict[int, int] = {}  # most drafts of each at a time
+        self._longest = MAX_TOKENS
         self._quiet = 0  # steps for which nobody asks for drafts
         self._unheard: list[Iterable[SlotResult]] = []  # what those have drawn
         self._failures = 0
@@ -63,6 +65,10 @@ class Drafting:
         self._ended = perf_counter()  # when the last step's drafts were made
         self.taps = NO_TAPS
         self._tapped: TappedDrafter | None = None
+
+    def keep_to(self, most: int) -> None:
+        """Of one sequence so many drafts a step: more of them cost much more than these."""
+        self._longest = most
 
     def use(self, drafter: Drafter) -> None:
         """Takes a drafter, before there are sequences."""
@@ -77,7 +83,7 @@ class Drafting:
         """A sequence takes a slot."""
         self._hear()
         if new.speculate and new.pooling is None and self._drafter.most:
-            self._slots[new.slot] = min(new.speculate, self._drafter.most)
+            self._slots[new.slot] = min(new.speculate, self._drafter.most, self._longest)
             self._depths.begin(new)
             self._guarded(None, self._drafter.begin, new)
 
@@ -126,7 +132,8 @@ class Drafting:
     def figures(self) -> DraftFigures:
         """What is told of all this."""
         decisions = tuple(self._depths.decisions.items())
-        return DraftFigures(self._failures, decisions, self._drift.now, self._drift.usually)
+        drift = self._drift
+        return DraftFigures(self._failures, decisions, drift.now, drift.usually, tuple(enumerate(drift.by_position)))
 
     def _hear(self) -> None:
         """Tells what was drawn while nobody asked: once for each slot."""

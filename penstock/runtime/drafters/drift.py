@@ -15,20 +15,25 @@ _RISEN: Final = 0.85  # above which it may be logged again
 
 
 class Drift:
-    """Mean accepted drafts of a verified proposal, now and usually.
+    """Mean accepted drafts of a verified proposal, now and usually; and how many there were in each place.
 
     Attributes:
         now, usually: these means; 0 before there are any.
+        by_position: proposals whose first draft was right, whose second was too, ….
     """
 
     def __init__(self) -> None:
         self.now = self.usually = 0.0
+        self.by_position: list[int] = []
         self._count = 0
         self._fallen = False
 
     def add(self, accepted: int) -> None:
         """So many drafts of a proposal were right."""
         self._count += 1
+        self.by_position += [0] * (accepted - len(self.by_position))
+        for place in range(accepted):
+            self.by_position[place] += 1
         self.now += (accepted - self.now) / min(self._count, _NOW)
         self.usually += (accepted - self.usually) / min(self._count, _USUALLY)
         if self._fallen:

@@ -16,7 +16,8 @@ from penstock.engine.loop import Engine
 from penstock.kernels.copies import Event
 from penstock.layers.part import FINAL, ModelPart, layer_input, layer_output
 from penstock.runtime.executor import EagerExecutor
-from penstock.runtime.graphs import DecodeGraphs, InterpretedCapture, padded_sizes
+from penstock.runtime.graph_captures import InterpretedCapture
+from penstock.runtime.graphs import DecodeGraphs, Recordable, padded_sizes
 from penstock.runtime.runner import ModelRunner
 from tests.engine.test_equality import GREEDY, SAMPLED, ask, finish, make_engine
 from tests.models import tiny
@@ -74,8 +75,16 @@ class Replays:
 
     def __init__(self, graphs: DecodeGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
+        self.queries: set[int] = set()
         self._graphs, self._run = graphs, graphs.run
+        self._find = graphs._find
+        self._found: Any = None
         monkeypatch.setattr(graphs, "run", self)
+        monkeypatch.setattr(graphs, "_find", self._noted)
+
+    def _noted(self, *given: Any) -> Any:
+        self._found = self._find(*given)
+        return self._found
 
     def __call__(self, spans: Any) -> Any:
         for graph in self._graphs._graphs.values():
@@ -85,7 +94,9 @@ class Replays:
         self._graphs._logits.fill_(float("nan"))
         logits = self._run(spans)
         if logits is not None:
-            self.sizes.append(self._graphs._find(len(spans)) or 0)
+            assert self._found is not None
+            self.sizes.append(self._found.rows)
+            self.queries.add(self._found.queries)
         return logits
 
 
@@ -136,7 +147,7 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
     ours, builder, executor = graphs_of(engines[1]), runner._builder, runner._executor
     taps = (layer_input(0), layer_output(0), FINAL)
     graphs = DecodeGraphs(
-        ours._model, ours._caches, builder, InterpretedCapture(), (3,), ours._capacity, queries=2, taps=taps
+        ours._model, ours._caches, builder, InterpretedCapture(), Recordable((3,), ours._capacity, (2,)), taps
     )
     spans = []
     for row in range(2):
@@ -155,6 +166,45 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
         assert graphs.run([spans[0], spans[1]._replace(tokens=(5,))]) is None
 
 
+def test_rows_of_fewer_tokens_among_others(engines: tuple[Engine, Engine]) -> None:
+    """A row that has fewer than are recorded has its own bits, and changes nothing that lies before them."""
+    runner = engines[1].runner
+    assert isinstance(runner, ModelRunner) and isinstance(runner._executor, EagerExecutor)
+    ours, builder, executor = graphs_of(engines[1]), runner._builder, runner._executor
+    taps, none = (layer_output(0), FINAL), ((),) * len(builder.tables)
+    graphs = DecodeGraphs(
+        ours._model, ours._caches, builder, InterpretedCapture(), Recordable((3,), ours._capacity, (1, 3), True), taps
+    )
+    spans = []
+    for row, count in enumerate((2, 3, 1)):
+        blocks = (tuple(range(5 * row + 1, 5 * row + 4)),) * len(builder.tables)
+        builder.add_row(NewSequence(row, str(row), 0, (1,), (), 0, blocks, GREEDY))
+        spans.append(ScheduledTokens(row, 3 + row, (5 + row, 9, 11)[:count], 0, count - 1, True, none))
+    with torch.inference_mode():
+        executor.forward(builder.build([one._replace(start=0, tokens=(4,) * one.start) for one in spans], ()))
+        graphs.note_answer()
+        while graphs.capture_next():
+            pass
+        assert {(size.rows, size.queries) for size in graphs._graphs} == {(3, 1), (3, 3)}
+        before = [array.clone() for group in range(runner.memory.num_groups) for array in runner.memory.arrays(group)]
+        batch = builder.build(spans, range(6))
+        executor.forward(batch)
+        truth = executor.logits()
+        seen = ours._model.run(batch, ours._caches, ModelPart(taps=taps)).taps
+        after = [array.clone() for group in range(runner.memory.num_groups) for array in runner.memory.arrays(group)]
+        arrays = [array for group in range(runner.memory.num_groups) for array in runner.memory.arrays(group)]
+        for array, old in zip(arrays, before, strict=True):
+            array.copy_(old)
+        replayed = graphs.run(spans)
+        assert replayed is not None and torch.equal(replayed, truth)
+        assert all(torch.equal(graphs.tap(name), seen[name]) for name in taps)
+        assert all(torch.equal(one[1:], other[1:]) for one, other in zip(arrays, after, strict=True))
+        assert graphs.run([spans[0]._replace(start=0), spans[1]]) is None, "fewer tokens lie before than are recorded"
+        assert graphs.run([spans[0]._replace(parents=(-1,)), *spans[1:]]) is None, "a tree"
+        graphs._padded = False
+        assert graphs.run(spans) is None and graphs.run(spans[1:2]) is not None
+
+
 def test_rows_that_want_some_of_their_logits_run_layer_by_layer(
     engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +212,7 @@ def test_rows_that_want_some_of_their_logits_run_layer_by_layer(
     ours, runner = graphs_of(engines[1]), engines[1].runner
     assert isinstance(runner, ModelRunner)
     graphs = DecodeGraphs(
-        ours._model, ours._caches, runner._builder, InterpretedCapture(), (2,), ours._capacity, queries=2
+        ours._model, ours._caches, runner._builder, InterpretedCapture(), Recordable((2,), ours._capacity, (2,))
     )
     graphs.note_answer()
     with torch.inference_mode():
@@ -216,12 +266,12 @@ def test_recordings_are_made_after_the_first_answer_and_between_steps(
     tiny.save("llama", tmp_path, num_hidden_layers=1)
     engine, _ = make_engine(tmp_path, 16, 1, device=device, enforce_eager=False, **{**ABOUT, "batch_invariant": False})
     graphs = graphs_of(engine)
-    made: list[int] = []
+    made: list[tuple[int, int]] = []
     make = graphs._make
 
-    def counted(size: int) -> Any:
+    def counted(size: Any) -> Any:
         made.append(size)
-        if size == 2:
+        if size.rows == 2:
             raise RuntimeError("out of memory")
         return make(size)
 
@@ -234,16 +284,16 @@ def test_recordings_are_made_after_the_first_answer_and_between_steps(
     engine.add(ask("second", prompt, 1))
     engine.add(ask("third", prompt, 3))
     finish(engine)
-    assert made == [1]  # asked for by a step, with one row, once there had been an answer
+    assert made == [(1, 1)]  # asked for by a step, with one row, once there had been an answer
     while engine.runner.prepare():
         pass
-    assert made == [1, 3, 2]  # the others while nothing runs, the largest first
+    assert made == [(1, 1), (3, 1), (2, 1)]  # the others while nothing runs, the largest first
     again, _ = make_engine(tmp_path, 16, 1, device=device, enforce_eager=False, **{**ABOUT, "max_num_seqs": 1})
     again.add(ask("only", prompt, 1))
     finish(again)
-    assert not again.runner.prepare() and set(graphs_of(again)._graphs) == {1}  # one answer is enough
+    assert not again.runner.prepare() and set(graphs_of(again)._graphs) == {(1, 1)}  # one answer is enough
     again.close()
-    assert graphs.failed == {2} and sum("cannot be recorded" in line for line in caplog.messages) == 1
+    assert graphs.failed == {(2, 1)} and sum("cannot be recorded" in line for line in caplog.messages) == 1
     engine.scheduler.cache.clear()
     engine.add(ask("again", prompt, 2))
     assert finish(engine)["again"].tokens == answer["first"].tokens[:2]
@@ -266,7 +316,7 @@ def test_a_device_that_fails_while_nothing_runs_ends_the_engine(
 
     runner, ours = engines[1].runner, graphs_of(engines[1])
     assert isinstance(runner, ModelRunner)
-    graphs = DecodeGraphs(ours._model, ours._caches, runner._builder, Fails(), (1,), ours._capacity)
+    graphs = DecodeGraphs(ours._model, ours._caches, runner._builder, Fails(), Recordable((1,), ours._capacity))
     graphs.note_answer()
     monkeypatch.setattr(runner, "_graphs", graphs)
     monkeypatch.setattr(Event, "wait", mark)
@@ -274,7 +324,7 @@ def test_a_device_that_fails_while_nothing_runs_ends_the_engine(
         with pytest.raises(EngineDeadError, match="illegal memory access"):
             runner.prepare()
     else:
-        assert not runner.prepare() and graphs.failed == {1}
+        assert not runner.prepare() and graphs.failed == {(1, 1)}
 
 
 def test_recurrent_layers(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

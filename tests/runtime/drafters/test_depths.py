@@ -314,3 +314,14 @@ def test_what_is_drawn_while_nobody_asks_is_told_before_anything_else() -> None:
     assert drafter._histories[0].ids.tolist() == [5, 6, 7, 1, 2, 3, 9, 4, 5, 6]
     assert drafter._histories[1].ids.tolist() == [8, 8, 6, 7]
     assert depths.decisions == {"loss": 2, "resting": 9}
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_drafts_keep_to_what_steps_are_recorded_for(most: int | None) -> None:
+    drafting = Drafting(SuffixDrafter(8, 1))
+    if most is not None:
+        drafting.keep_to(most)
+    drafting.add_row(replace(new(0), prompt_ids=(*range(5, 20), 5)))
+    results = (SlotResult(0, (6,)),)
+    (proposal,) = drafting.propose(plan_of(1), StepResult(0, results), results).proposals
+    assert proposal.tokens == tuple(range(7, 15))[:most]

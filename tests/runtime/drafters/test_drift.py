@@ -31,3 +31,10 @@ def test_nothing_is_said_of_the_first(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(900):
         drift.add(4 if number < 300 else 0)
     assert not caplog.records
+
+
+def test_positions_are_counted() -> None:
+    drift = Drift()
+    for accepted in (2, 0, 1, 4, 1):
+        drift.add(accepted)
+    assert drift.by_position == [4, 2, 1, 1]

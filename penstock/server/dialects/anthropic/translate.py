@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from penstock.config.sampling import SamplingParams
 from penstock.server.conversation import declared, string_of, thinking_variables
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.errors import bad_value
+from penstock.server.retention import marked_retention
 from penstock.server.sampling import least
 from penstock.server.structured import schema_grammar
 from penstock.server.turns import ChatTurns
@@ -103,7 +104,16 @@ def prompt_request(body: CountTokensBody, sampling: SamplingParams) -> Generatio
         tool_choice=choice,
         parse=True,
         thinking_budget=thinking.budget_tokens if thinking and thinking.type == "enabled" else None,
+        retention=marked_retention(_marked(body)),
     )
+
+
+def _marked(body: CountTokensBody) -> Iterator[Mapping[str, Any]]:
+    """Whatever of a body may have a mark of its cache."""
+    yield {"cache_control": body.cache_control}
+    for listed in (body.tools, body.system, *(message.get("content") for message in body.messages)):
+        if isinstance(listed, list):
+            yield from (part for part in listed if isinstance(part, Mapping))
 
 
 def _variables(body: CountTokensBody) -> Mapping[str, Any]:

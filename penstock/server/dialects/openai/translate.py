@@ -25,6 +25,7 @@ from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sam
 from penstock.server.ending import beams, best_of, repetition
 from penstock.server.prompt_embeds import all_prompts, marked
 from penstock.server.prompts import cache_salt, text_request
+from penstock.server.retention import retention_of
 from penstock.server.sampling import sampling_params
 from penstock.server.shapes import check_stream_options
 from penstock.server.structured import FIELDS, Asked, asked
@@ -147,6 +148,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
         add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
         cache_salt=cache_salt(body),
+        retention=retention_of(body),
         grammar=form.grammar if form else None,
         truncation=truncation(body, reserved=max_tokens or 1, keep_end=True),
         repetition=repetition(body),

@@ -57,6 +57,11 @@ class SglangReply:
         found = [await self._made(number, partial(self._object, number, prompt=True)) for number in numbers]
         return found if self._call.listed else found[0]
 
+    @property
+    def tokens(self) -> list[int]:
+        """Those of the first answer so far."""
+        return self._sequences[0].tokens
+
     def abort(self, rid: str) -> None:
         """Ends the prompts whose ids begin so, each told as far as it has come."""
         for request in self._active.requests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -23,6 +24,7 @@ from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.embeddings import ONE_TOKEN, ClassifyBody, answered, classified
 from penstock.server.dialects.sglang.reply import RunningReplies, SglangReply
 from penstock.server.dialects.sglang.schema import AbortBody, SglangBody, SglangPoolingBody
+from penstock.server.dialects.sglang.sessions.kept import Sessions
 from penstock.server.dialects.sglang.translate import SENT, given_prompts, is_many, names_of, sglang_call
 from penstock.server.dialects.tgi.routes import tgi_answer
 from penstock.server.dialects.tgi.schema import TgiBody
@@ -36,7 +38,7 @@ from penstock.server.spoken import Dialect
 _ABORT: Final = "abort, as SGLang"
 
 
-def sglang_router(context: ServerContext) -> APIRouter:
+def sglang_router(context: ServerContext, sessions: Sessions) -> APIRouter:
     """The routes over one server's context."""
     router, running = APIRouter(), RunningReplies()
     context.orders.learn(_ABORT, running.abort)
@@ -46,18 +48,24 @@ def sglang_router(context: ServerContext) -> APIRouter:
         model.require_ready()
         frontend = model.frontend
         with param_names(SENT if body.text is not None else {**SENT, "prompt": "input_ids"}):
-            call = await translated(request, sglang_call, body, frontend.text.defaults)
-            active = await open_call(request, model, call.requests)
+            turn = await sessions.take(owner_of(request), body, frontend)
+            call = await translated(request, sglang_call, turn.body, frontend.text.defaults)
+            active = await turn.opened(open_call(request, model, call.requests), partial(_end, context, request, model))
         reply, owner = SglangReply(call, active, frontend), owner_of(request)
         running.add(owner, reply)
+
+        async def ended() -> None:
+            running.remove(owner, reply)
+            await turn.end(reply.tokens)
+
         if not body.stream:
             try:
                 return await complete(reply.whole(), active, request.receive, context.lifecycle)
             finally:
-                running.remove(owner, reply)
+                await ended()
 
         async def close() -> None:
-            running.remove(owner, reply)
+            await ended()
             await active.aclose()
 
         return EventStream(
@@ -79,20 +87,26 @@ def sglang_router(context: ServerContext) -> APIRouter:
             return await tgi_answer(request, context, body, stream=False)
         return await answer(request, body)
 
+    _add_abort(router, context)
+    _add_pooling(router, context)
+    _add_about(router, context)
+    return router
+
+
+async def _end(context: ServerContext, request: Request, model: ModelContext, rid: str) -> None:
+    of = GenerationRequest(rid, SamplingParams(), owner=owner_of(request))
+    await context.orders.give(_ABORT, of.owner, rid)
+    model.frontend.client.cancel(of.live_id)
+
+
+def _add_abort(router: APIRouter, context: ServerContext) -> None:
     @router.post("/abort_request", summary="End a request by its rid", openapi_extra=takes(AbortBody))
     async def abort(request: Request) -> Response:
         body = await read_body(request, AbortBody)
         if body.abort_all:
             raise HttpError(400, "abort_all is true; allowed: false. Send the rid of each request.", param="abort_all")
-        model = await context.model(request, body.model)
-        of = GenerationRequest(body.rid, SamplingParams(), owner=owner_of(request))
-        await context.orders.give(_ABORT, of.owner, body.rid)
-        model.frontend.client.cancel(of.live_id)
+        await _end(context, request, await context.model(request, body.model), body.rid)
         return json_response({"success": True})
-
-    _add_pooling(router, context)
-    _add_about(router, context)
-    return router
 
 
 def _add_pooling(router: APIRouter, context: ServerContext) -> None:

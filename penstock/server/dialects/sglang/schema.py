@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
+from penstock.server.dialects.sglang.sessions.schema import SESSION_BODIES, SessionParams
 from penstock.server.sampler_fields import PROCESSOR
 from penstock.server.shapes import (
     STRING,
@@ -123,6 +124,7 @@ class SglangBody(_Given):
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
     extra_key: Annotated[str, Field(min_length=1, max_length=limits.MAX_CACHE_SALT_CHARS)] | None = None
+    session_params: SessionParams | None = None
 
 
 class SglangPoolingBody(_Given):
@@ -137,4 +139,4 @@ class AbortBody(Loose):
     model: str | None = None
 
 
-SGLANG_BODIES = (SglangBody, SglangPoolingBody, AbortBody)
+SGLANG_BODIES = (SglangBody, SglangPoolingBody, AbortBody, *SESSION_BODIES)
