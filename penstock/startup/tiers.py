@@ -189,8 +189,10 @@ def disk_folder(started: Started, pieces: Pieces, sealing: Sealing = PLAIN) -> P
         raise ConfigError(
             f"--kv-disk has no folder to keep blocks in ({error}); name one with --kv-disk-path."
         ) from None
-    for other in remove_others(folder, name, options.kv_disk or 0):
-        log.info("%s is removed: it was of a version of this model that was used less lately than others", other)
+    for other in remove_others(folder, name, options.kv_disk or 0, encrypted=bool(sealing.key_id)):
+        log.info(
+            "%s is removed: it was used less lately than other versions of this model, or was not encrypted", other
+        )
     return folder
 
 

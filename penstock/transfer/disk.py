@@ -15,7 +15,18 @@ from typing import Final
 
 from penstock.config.errors import ConfigError
 from penstock.core.policies.bounded_tier import Entry
-from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, lock, remove_files, size_and_use, try_lock, write_about
+from penstock.transfer.folder import (
+    BLOCKS,
+    INDEX,
+    LOCK,
+    About,
+    lock,
+    read_about,
+    remove_files,
+    size_and_use,
+    try_lock,
+    write_about,
+)
 from penstock.transfer.index import Index
 from penstock.transfer.pieces import Bytes
 from penstock.transfer.places import PlacesFile
@@ -117,10 +128,11 @@ class DiskStore(Described):
         os.close(self._lock)
 
 
-def remove_others(folder: Path, stem: str, most: int) -> list[Path]:
+def remove_others(folder: Path, stem: str, most: int, *, encrypted: bool = False) -> list[Path]:
     """Removes folders beside `folder` that begin with `stem`, of other versions of a model, if nobody has them.
 
-    Those that were used last stay, as far as `most` bytes hold them all: whoever goes back to them finds them.
+    Those that were used last stay, as far as `most` bytes hold them all: whoever goes back to them finds them. Where
+    this one is `encrypted`, none stays that can be read.
 
     Returns:
         Those that were removed. What in them is nobody's stays.
@@ -129,8 +141,10 @@ def remove_others(folder: Path, stem: str, most: int) -> list[Path]:
     found = [(size_and_use(other), other) for other in others]
     removed = []
     for (size, _), other in sorted(found, key=lambda one: one[0][1], reverse=True):
+        about = read_about(other) if encrypted else None
+        readable = encrypted and (about is None or not about.key_id)
         most -= size
-        handle = try_lock(other, alone=True) if most < 0 else None
+        handle = try_lock(other, alone=True) if most < 0 or readable else None
         if handle is None:
             continue
         with suppress(OSError):  # held until they are gone, so that nobody takes them meanwhile

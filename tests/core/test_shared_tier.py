@@ -43,7 +43,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def shared(places: int = 400) -> tuple[Any, SharedTier, Asked]:
-    engine = null_engine((None, 6), blocks=64, vocab_size=3, mover=SlowMover(), places=places, eager=True)
+    engine = null_engine((None, 6), blocks=64, vocab_size=3, mover=SlowMover(), places=places)
     cache, asked = engine.scheduler.cache, Asked()
     tier = SharedTier((places, places), 16, cache.tree.forget_below, seeker=asked)
     cache.transfers.tier = tier

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,13 @@ def test_encrypted_blocks_are_only_for_who_has_the_key(
 ) -> None:
     plain = truth(folder)
     given = options(folder, kv_store=redis.url, kv_disk=1 << 24, kv_disk_path=str(tmp_path / "kv"))
+    with built(replace(given, kv_store=None)):
+        pass
+    (clear,) = (tmp_path / "kv").rglob("index")
     monkeypatch.setenv("PENSTOCK_KV_KEY", PLAIN_KEY)
     with built(given) as engine:
         assert ask(engine)[0] == plain
+    assert not clear.exists(), "nothing stays in clear"
     index = next((tmp_path / "kv").rglob("index")).read_bytes()
     assert b"[" not in index and len(index) > 1000
     monkeypatch.setenv("PENSTOCK_KV_KEY", OTHER_KEY)
