@@ -120,7 +120,12 @@ class Pins:
     def hold(self, sequence: Sequence) -> None:
         """A prompt that is to be pinned was computed, to its end."""
         request, allocation = sequence.request, sequence.allocation
-        if request.pin is None or allocation is None or self._coming.pop(request.request_id, None) is None:
+        if (
+            request.pin is None
+            or allocation is None
+            or sequence.follows
+            or self._coming.pop(request.request_id, None) is None
+        ):
             return
         node = allocation.cursor
         while node.parent is not None and not (node.key and self._cache.states.kept(node)):
