@@ -45,15 +45,8 @@ from tests.core.ownership import Ownership
 
 LIVES, RULES = 540, 50
 STEMS = tuple(tuple((stem * 7 + i * i + stem * i) % 3 for i in range(40)) for stem in range(5))
-KINDS = (
-    ("step",) * 40
-    + ("add",) * 7
-    + ("preempt",) * 2
-    + ("cancel", "fail", "clear")
-    + ("fork",) * 4
-    + ("rewind",) * 5
-    + ("unpin",) * 2
-)
+KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear") + ("fork",) * 4 + ("rewind",) * 5
+KINDS += ("unpin",) * 2
 
 
 @dataclass(frozen=True)
