@@ -411,9 +411,8 @@ def tell_trace(given: Any, found: dict[str, dict[str, float]]) -> None:
 def main() -> None:
     """Measures one part."""
     parser = arguments(__doc__)
-    parser.add_argument(
-        "--part", choices=("evicted", "restart", "faults", "queue", "overlap", "trace"), default="evicted"
-    )
+    parts = {"evicted": evicted, "restart": restart, "faults": faults, "queue": queue, "overlap": overlap}
+    parser.add_argument("--part", choices=(*parts, "trace"), default="evicted")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights; else --model")
     parser.add_argument("--model", default="penstock-concierge")
     parser.add_argument("--quantize", default=None)
