@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.cache_kv import app as kv
+from penstock.cli.cache_pins import app as pins
 from penstock.cli.command import Command, near
 from penstock.cli.options import parse_bytes
 from penstock.config.environment import pack_folder, read_environment
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="List or remove what is kept for faster starts; `cache kv`: what --kv-disk keeps of prompts.",
+    help="List or remove what is kept for faster starts; `cache kv`: what is kept of prompts.",
 )
+kv.add_typer(pins)
 app.add_typer(kv, name="kv")
 Folder = Annotated[
     str | None, typer.Option("--pack-cache", metavar="FOLDER", help="The folder. Default: as for serve and run.")

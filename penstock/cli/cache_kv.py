@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.transfer.kept_blocks import KeptBlocks
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="List, check or remove what --kv-disk keeps of prompts."
+    add_completion=False, no_args_is_help=True, help="List, check, remove, prepare or pin what is kept of prompts."
 )
 Base = Annotated[
     str | None,

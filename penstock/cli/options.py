@@ -17,6 +17,7 @@ import typer
 from penstock.cli.command import completion, model_names, one_of, parser_names
 from penstock.cli.named_model import find_model
 from penstock.config.environment import read_environment
+from penstock.config.kv_events import HASH_ALGORITHMS
 from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS, WATERMARK_KEY
 from penstock.config.logprobs import LOGPROBS_MODES
 from penstock.config.model_settings import POOLINGS, with_pooling
@@ -134,6 +135,12 @@ MODEL_FLAGS = (
          "--kv-disk", metavar="SIZE"),
     flag("kv_disk_path", str | None, None, _MEMORY,
          "The folder of --kv-disk. Default: one in your cache folder.", "--kv-disk-path", metavar="FOLDER"),
+    flag("kv_events_config", str | None, None, _MEMORY,
+         'Publish which blocks the KV cache has, for example {"enable_kv_cache_events": true, "endpoint": '
+         '"tcp://*:5557"}: who subscribes reads the prompts. Default: nobody is told.', metavar="JSON"),
+    flag("prefix_caching_hash_algo", str, "sha256_cbor", _MEMORY,
+         "How blocks are named to those: as vLLM does, by a hash that others can compute.",
+         **one_of(HASH_ALGORITHMS)),
     flag("enable_prefix_caching", bool, True, _MEMORY, "Reuse computed prefixes across requests.",
          "--enable-prefix-caching/--no-enable-prefix-caching"),
     flag("policy", str, "fcfs", _SCHEDULING, "Who is served first.", "--scheduling-policy", **one_of(POLICIES)),

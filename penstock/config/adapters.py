@@ -33,6 +33,7 @@ class AdapterUse:
         invocation: the tokens that an activated adapter waits for; () for one that counts from the first token on.
         first: the token of a request from which it counts.
         pinned: it stays in memory once it was read, as far as there is room beside others.
+        name: what clients call it, "" where that is not known.
     """
 
     digest: str
@@ -41,6 +42,7 @@ class AdapterUse:
     invocation: tuple[int, ...] = ()
     first: int = 0
     pinned: bool = False
+    name: str = ""
 
 
 def adapters_key(adapters: Iterable[AdapterUse]) -> str:
@@ -68,6 +70,12 @@ def key_tags(adapters: Sequence[AdapterUse], end: int) -> Iterator[tuple[int, in
     for first, after in pairwise([*begins, end]):
         active = adapters_key(use for use in adapters if use.invocation and use.first <= first)
         yield first, after, int.from_bytes(b"\x02" + active.encode(), "big") << _KEY_BITS
+
+
+def key_parts(key: int) -> tuple[str, int]:
+    """What names the activated adapters of a prefix key, "" for none, and the key without them."""
+    tag, key = key >> _KEY_BITS, key & (1 << _KEY_BITS) - 1
+    return tag.to_bytes((tag.bit_length() + 7) // 8, "big")[1:].decode(), key
 
 
 def path_and_scale(flag: str, text: str) -> tuple[str, float]:

@@ -29,6 +29,7 @@ class EngineStats:
         kv_below: (what, count) of blocks that were copied to a lower tier and back: saved, loaded, failed, dropped for
             others; and of loads that were declined, because computing is sooner done.
         kv_below_blocks, kv_below_places: copies that a lower tier has, and how many it has room for; over all groups.
+        kv_events: (what, count) of what is told of blocks beyond the process: batches published, events dropped.
         restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
         paused: 1 while the engine is told to hold still, 2 while it computes nothing at all (`keep`, `retract`), 3 as 1
             while some that came before that still wait to run.
@@ -67,6 +68,7 @@ class EngineStats:
     kv_below: tuple[tuple[str, int], ...] = ()
     kv_below_blocks: int = 0
     kv_below_places: int = 0
+    kv_events: tuple[tuple[str, int], ...] = ()
     restarts: int = 0
     resumed: int = 0
     paused: int = 0

@@ -265,6 +265,16 @@ def kv_folder(setting: str | None) -> Path:
     return Path(setting).expanduser() if setting else cache_folder() / "kv"
 
 
+def hash_seed() -> str | None:
+    """PYTHONHASHSEED: what engines have in common whose hashes of blocks are to be equal; None where it is not set."""
+    return os.environ.get("PYTHONHASHSEED")
+
+
+def whole_block_hashes() -> bool:
+    """Whether VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES is 0: KV events name blocks by all bytes of their hashes."""
+    return os.environ.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "").strip().lower() in ("0", "false")
+
+
 def settle_torch() -> None:
     """Sets what torch's libraries read from the environment when they load; call it before torch is imported.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.config.cache_asks import Pin
 from penstock.config.constraint import ANY_TOOL, Grammar, ToolChoice
 from penstock.config.given_rows import GivenRows
 from penstock.config.lengths import Repetition, Truncation
@@ -41,6 +42,7 @@ class GenerationRequest:
         thinking_budget: most tokens of reasoning, None for no limit.
         truncation: how a prompt is cut that is too long; None to refuse it.
         repetition: when an answer that repeats itself ends; None for never.
+        pin: its prompt stays in the cache for a time.
         decides: the named tokens are options that the server gave, of which more are told than of others.
     """
 
@@ -64,6 +66,7 @@ class GenerationRequest:
     thinking_budget: int | None = None
     truncation: Truncation | None = None
     repetition: Repetition | None = None
+    pin: Pin | None = None
     decides: bool = False
     retention: Retention = NO_RETENTION
 

@@ -34,6 +34,8 @@ class EngineKeywords(TypedDict, total=False):
     kv_ram: int | None
     kv_disk: int | None
     kv_disk_path: str | None
+    kv_events_config: str | None
+    prefix_caching_hash_algo: str
     enable_prefix_caching: bool
     share_prefix_cache: bool
     shared_prompts: tuple[str, ...]

@@ -52,6 +52,8 @@ class EngineOptions:
         kv_ram: bytes of this machine's memory for copies of blocks that leave the device; None for none.
         kv_disk: bytes of a disk for copies of all that is computed, which are there after a restart; None for none.
         kv_disk_path: the folder of those; None for the user's cache folder.
+        kv_events_config: who is told which blocks there are: `config.kv_events.KVEvents` in JSON; None for nobody.
+        prefix_caching_hash_algo: by which blocks are named to them: "sha256_cbor" or "sha256".
         enable_prefix_caching: keep and reuse computed prefixes across requests.
         share_prefix_cache: across owners (API keys) too, who can then learn from `cached_tokens` and from the time to a
             first token whether somebody else has sent a prompt.
@@ -108,6 +110,8 @@ class EngineOptions:
     kv_ram: int | None = None
     kv_disk: int | None = None
     kv_disk_path: str | None = None
+    kv_events_config: str | None = None
+    prefix_caching_hash_algo: str = "sha256_cbor"
     enable_prefix_caching: bool = True
     share_prefix_cache: bool = False
     shared_prompts: tuple[str, ...] = ()
@@ -139,7 +143,7 @@ class EngineOptions:
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, SHORT_TYPES.get(value, value))
-        for name in ("hf_overrides", "pooler_config"):
+        for name in ("hf_overrides", "pooler_config", "kv_events_config"):
             object.__setattr__(self, name, as_json(getattr(self, name), name))
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config.errors import ConfigError
+from penstock.config.kv_events import HASH_ALGORITHMS, kv_events
 from penstock.config.limits import (
     MAX_CPU_LORAS,
     MAX_LORA_RANK,
@@ -142,10 +143,12 @@ def validate(options: EngineOptions) -> None:
     if not numbered and options.device not in DEVICES:
         raise _refuse("device", options.device, f"{', '.join(DEVICES[:-1])}, a GPU's with a number, such as cuda:1")
     choices = (("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("isa", ISAS))
+    hashes = (("prefix_caching_hash_algo", HASH_ALGORITHMS),)
     lists = (("policy", POLICIES), ("goal", GOALS), ("logprobs_mode", LOGPROBS_MODES))
-    for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("load_format", LOAD_FORMATS), *lists):
+    for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("load_format", LOAD_FORMATS), *lists, *hashes):
         _one_of(options, name, allowed)
     PoolerSettings.of(options.pooler_config)
+    kv_events(options.kv_events_config)
     if options.quantize is not None:
         _one_of(options, "quantize", QUANTIZE_FORMATS)
     _integer(options, "threads", 1, MAX_THREADS)

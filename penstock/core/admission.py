@@ -8,7 +8,7 @@ from time import monotonic
 from penstock.config.options import SchedulerOptions
 from penstock.core.kv.cache import KVCache
 from penstock.core.kv.node import Match
-from penstock.core.ledger import Ledger
+from penstock.core.ledger import FAILED_LOADS, Ledger
 from penstock.core.plan_builder import PlanBuilder
 from penstock.core.policies.need import growth
 from penstock.core.policies.order import Admission, Gate, MemoryGate
@@ -160,9 +160,12 @@ class AdmissionControl:
             builder.encoder_work.append(work)
 
     def _count_admission(self, sequence: Sequence, match: Match) -> None:
-        if sequence.cached_tokens is not None:
-            return  # resumed
+        if sequence.cached_tokens is not None:  # resumed
+            if sequence.missed in FAILED_LOADS and not sequence.reported:
+                sequence.cached_tokens = match.reach
+            return
         sequence.cached_tokens = match.reach
+        sequence.missed = self._why_missed(sequence, match)
         sequence.queue_seconds = monotonic() - sequence.arrived
         if not sequence.request.counted:
             return
@@ -174,5 +177,13 @@ class AdmissionControl:
                 node.uses += 1
             counters.prefix_queries += sequence.num_prompt - 1
             counters.prefix_hits += match.reach
-            if match.reason:
-                counters.miss_reasons[match.reason] += 1
+            if sequence.missed:
+                counters.miss_reasons[sequence.missed] += 1
+
+    def _why_missed(self, sequence: Sequence, match: Match) -> str:
+        """Why not all of a prompt was found; "" if it was, as far as its last token, which is always computed."""
+        if not self._options.enable_prefix_caching:
+            return "off"
+        if not sequence.reusable:
+            return "not_reusable" if sequence.num_prompt > 1 else ""
+        return match.reason or ("no_room" if match.reach < sequence.reusable else "")

@@ -11,6 +11,7 @@ from penstock.core.request import EngineOutput, FinishReason
 from penstock.core.request_queues import RequestQueues
 from penstock.core.sequence import Sequence, SequenceState
 
+FAILED_LOADS = ("load_failed", "load_late")  # why a prompt was not found that lay below
 NOTHING = SlotResult(-1)  # of a sequence that ends without a step
 
 
@@ -79,6 +80,14 @@ class Ledger:
         self._leave_batch(sequence, keep=True)
         self._queues.enqueue(sequence)
 
+    def load_failed(self, sequence: Sequence, *, late: bool = False) -> None:
+        """It was to go on from what could not be loaded, or not soon: it starts anew."""
+        self.counters.failed_loads += not late
+        if sequence.slot >= 0:
+            sequence.missed = FAILED_LOADS[late]
+            self.counters.miss_reasons[sequence.missed] += 1
+        self.restart(sequence)
+
     def accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
         """Adds tokens as far as the sequence may go on; how many, and why it ends there, if it does."""
         for count, token in enumerate(tokens, 1):
@@ -115,6 +124,7 @@ class Ledger:
                 sequence.preemptions,
                 result.pooled,
                 (sequence.drafted, sequence.accepted),
+                "" if sequence.reported else sequence.missed,
             )
         )
         sequence.reported = sequence.cached_tokens is not None
@@ -143,6 +153,7 @@ class Ledger:
         request_id = sequence.request.request_id
         if all(other.state is SequenceState.FINISHED for other in self._requests[request_id]):
             del self._requests[request_id]
+            self._cache.pins.ended(request_id)
             if not self._caching:
                 self._cache.tree.drop_space(sequence.namespace.space)
             if sequence.request.counted:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.config.adapters import AdapterUse
+from penstock.config.cache_asks import Ask, Pin
 from penstock.config.constraint import Grammar, Thinking
 from penstock.config.media import EncoderInput, MediaSpan
 from penstock.config.pooling import PoolingParams
@@ -46,6 +47,8 @@ class EngineRequest:
         media: placeholders in the prompt, in order, none overlapping.
         encoder: what the decoder attends to besides, of a model with an encoder.
         facts: told of it, and carried.
+        pin: its prompt stays in the cache for a time.
+        ask: it is a question about the cache, of which nothing is computed.
         retention: how long what it computes is to stay in the cache.
         counted: whether metrics count it; what the engine asks of itself is not.
     """
@@ -66,6 +69,8 @@ class EngineRequest:
     media: tuple[MediaSpan, ...] = ()
     encoder: EncoderInput | None = None
     facts: RequestFacts = NO_FACTS
+    pin: Pin | None = None
+    ask: Ask | None = None
     retention: Retention = NO_RETENTION
     counted: bool = True
 
@@ -102,9 +107,11 @@ class EngineOutput(NamedTuple):
         finish_reason: set on the sequence's last output.
         error: a sentence for the client when finish_reason is ERROR.
         cached_tokens: on the first output: prompt tokens taken from the prefix cache.
+        missed: on the first output: why no more of the prompt was taken from there; "" if all was.
         queue_seconds: on the first output: time from arrival to the step that admitted the sequence.
         preemptions: times the sequence was preempted so far.
         pooled: on the last output of a request that pools: its result, float32 in the machine's byte order.
+        answer: of a question about the cache.
         drafts: how many of its drafts were verified so far, and how many of those were right.
     """
 
@@ -120,3 +127,5 @@ class EngineOutput(NamedTuple):
     preemptions: int = 0
     pooled: bytes | None = None
     drafts: tuple[int, int] = (0, 0)
+    missed: str = ""
+    answer: dict[str, Any] | None = None

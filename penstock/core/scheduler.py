@@ -20,6 +20,7 @@ from penstock.core.admission import AdmissionControl
 from penstock.core.guidance import followed, lonely
 from penstock.core.kv.cache import KVCache
 from penstock.core.kv.checkpoints import Checkpoints
+from penstock.core.kv.node import Namespace
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight, PlanBuilder
 from penstock.core.policies.acceptance import Acceptance
@@ -93,8 +94,11 @@ class Scheduler:
         if self.ledger.sequences(request.request_id):
             raise RequestError(f"request id {request.request_id!r} is in use; ids of live requests must differ.")
         self._acceptance.check(request)
-        options = self.options
-        namespace = namespace_of(request, caching=options.enable_prefix_caching, shared=options.share_prefix_cache)
+        if request.pin is not None:
+            if not self.options.enable_prefix_caching:
+                raise RequestError("This server keeps no prefixes (--no-enable-prefix-caching): nothing can be pinned.")
+            self.cache.pins.reserve(request, lambda: self._check_all_fit(request))
+        namespace = self.namespace(request)
         now = monotonic()
         unscored = request.sampling.first_scored(0)
         sequences = [
@@ -103,6 +107,17 @@ class Scheduler:
         ]
         self.arrivals += 1
         self.ledger.open(request.request_id, sequences)
+
+    def namespace(self, request: EngineRequest) -> Namespace:
+        """Who finds again what a request computes."""
+        options = self.options
+        return namespace_of(request, caching=options.enable_prefix_caching, shared=options.share_prefix_cache)
+
+    def _check_all_fit(self, new: EngineRequest) -> None:
+        """Raises RequestError where a request, or one that lives, can never be served beside what is pinned."""
+        for request in {sequence.request.request_id: sequence.request for sequence in self.ledger.live()}.values():
+            self._acceptance.check(request)
+        self._acceptance.check(new)
 
     def cancel(self, request_id: str) -> None:
         """Ends all sequences of a request now; unknown ids are ignored."""
@@ -199,8 +214,9 @@ class Scheduler:
 
         `idle`: nothing is asked for, so that a step may bring nothing but copies to the tier below.
         """
+        self.cache.pins.expire(monotonic())
         for late in self.cache.transfers.overdue():
-            self.ledger.restart(late)
+            self.ledger.load_failed(late, late=True)
         builder = PlanBuilder(self._next_step, self.options.max_num_batched_tokens)
         remaining = [(sequence, sequence.remaining) for sequence in self.running]
         waiting = [sequence for sequence, length in remaining if not length]

@@ -48,6 +48,7 @@ class Sequence:
         loading: whether entries of its prefix are on their way from a lower tier; it computes nothing meanwhile.
         arrived: when it was queued, on the monotonic clock.
         cached_tokens: prompt tokens found in the cache at first admission; None before it.
+        missed: why no more of its prompt was found; "" if all was.
         queue_seconds: from arrival to first admission; None before it.
         drafted, accepted: drafts that were verified, and those that were right.
         reported: whether its first output, which carries cached_tokens, was sent.
@@ -81,6 +82,7 @@ class Sequence:
     accepted: int = 0
     arrived: float = 0.0
     cached_tokens: int | None = None
+    missed: str = ""
     queue_seconds: float | None = None
     reported: bool = False
     scored: int = 0

@@ -87,8 +87,7 @@ class Settlement:
         for transfer in result.finished_transfers:
             sequence = self._cache.transfers.finish(transfer, failed=transfer in failed)
             if sequence is not None:  # it was to go on from what could not be loaded
-                self._ledger.counters.failed_loads += 1
-                self._ledger.restart(sequence)
+                self._ledger.load_failed(sequence)
 
 
 def _fault(entry: InFlight, result: SlotResult) -> str | None:

@@ -14,7 +14,6 @@ from penstock.core.policies.order import default_gates
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
-from penstock.engine.shared_prompts import pin_shared_prompts
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu.journal import JournalError
 from penstock.runtime.drafters.drafter import Drafter
@@ -23,8 +22,10 @@ from penstock.runtime.drafters.methods import drafting_of
 from penstock.runtime.logits_processors import load_processors
 from penstock.startup.claim import Claim
 from penstock.startup.kept_start import find
+from penstock.startup.kv_events import settle_events
 from penstock.startup.restart import restarted
 from penstock.startup.scheduling import scheduler_options
+from penstock.startup.shared_prompts import pin_shared_prompts
 from penstock.startup.shortage import shortage_as_plan_error
 from penstock.startup.started import Started
 from penstock.startup.tiers import settle_tier
@@ -85,6 +86,7 @@ def _built(
     scheduler = Scheduler(limits, started.groups, gates=gates)
     vocabulary = started.told.vocab_size
     engine = Engine(scheduler, started.runner, structured, claim.release, drafting, vocabulary, started.adapters)
+    settle_events(started, scheduler.cache, claim)
     engine.idle_work[1:1] = settle_tier(started, scheduler.cache, engine)
     if options.shared_prompts:
         text = TextPipeline.of(options)

@@ -60,7 +60,9 @@ class EngineDriver:
         self, request: EngineRequest, add: Callable[[EngineRequest, SoFar | None], bool], so_far: SoFar | None
     ) -> None:
         try:
-            if add(request, so_far):
+            if request.ask is not None:
+                self._admitted.append(self._engine.answer(request))
+            elif add(request, so_far):
                 self._admitted.append(EngineOutput(request.request_id, 0))
             elif so_far is not None:
                 self._so_far[request.request_id] = so_far

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from penstock.config import limits
 from penstock.config.adapters import AdapterUse, activated
+from penstock.config.cache_asks import Ask
 from penstock.config.constraint import Grammar, GrammarKind, Thinking, ToolMode
 from penstock.config.errors import (
     ContextLengthError,
@@ -125,6 +126,7 @@ class Frontend:
                 speculate=0 if media else self._drafts(sampling),
                 adapters=adapters,
                 media=media,
+                pin=request.pin,
             )
         )
         try:
@@ -139,6 +141,37 @@ class Frontend:
         readers = self.readers(request, sampling, reading)
         loops = None if request.repetition is None else {index: Loop(request.repetition) for index in readers}
         return TextGeneration(prompt_ids, sampling, eos_ids, first, outputs, readers, loops)
+
+    async def ask(self, request: GenerationRequest, ask: Ask) -> dict[str, Any]:
+        """What the engine answers to a question about its cache, as the owner of a request with this prompt.
+
+        Raises:
+            RequestError, EngineDeadError: as `generate`.
+        """
+        ids = await self.tokenize(request)
+        if len(ids) >= self.info.max_model_len:
+            told = f"The prompt has {len(ids)} tokens; this model's context is {self.info.max_model_len} tokens."
+            raise ContextLengthError(f"{told} Shorten it.", param=_prompt_field(request))
+        adapters = await _beside(activated, self.adapters, ids, inline=len(ids) <= _INLINE_IDS)
+        asked = replace(request.sampling, max_tokens=1)
+        outputs = self.client.submit(
+            EngineRequest(
+                request.live_id,
+                ids,
+                asked,
+                cache_salt=request.cache_salt,
+                owner=request.owner,
+                adapters=adapters,
+                ask=ask,
+            )
+        )
+        try:
+            answer = (output := await anext(outputs)).answer
+        finally:
+            await outputs.aclose()
+        if answer is None:
+            raise EngineDeadError(output.error or "The engine stopped before it answered.")
+        return answer
 
     def reading(self, request: GenerationRequest, prompt_ids: tuple[int, ...]) -> Reading | None:
         """How answers are to be read, None where they are plain text."""

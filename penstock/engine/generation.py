@@ -21,6 +21,7 @@ class TextGeneration:
     Attributes:
         prompt_ids: the prompt in tokens.
         cached_tokens: prompt tokens that came from the prefix cache (0 until the first delta).
+        missed: why no more did, "" if all did or nothing was said yet.
         queue_seconds: time from arrival in the engine to admission (None until the first delta).
         drafts: by sequence, how many of its drafts were verified so far, and how many of those were right.
     """
@@ -41,6 +42,7 @@ class TextGeneration:
         """
         self.prompt_ids = prompt_ids
         self.cached_tokens = 0
+        self.missed = ""
         self.queue_seconds: float | None = None
         self.drafts: dict[int, tuple[int, int]] = {}
         self._sampling = sampling
@@ -78,6 +80,7 @@ class TextGeneration:
         """Makes its deltas: more than one where what it brings has another order than a delta is told in."""
         if output.cached_tokens is not None and output.sequence == 0:  # the others share what the first computes
             self.cached_tokens, self.queue_seconds = output.cached_tokens, output.queue_seconds
+            self.missed = output.missed
         self.drafts[output.sequence] = output.drafts
         self._prompt_logprobs.extend(output.prompt_logprobs)
         reader = self._sequences.get(output.sequence)

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, ParameterError
+from penstock.core.policies.cache_answers import answered
 from penstock.core.policies.pace import Pace, PaceMeter
 from penstock.core.policies.speculation import NoSpeculation, Speculation
 from penstock.core.protocol import Runner, StepPlan, StepResult
@@ -115,6 +116,16 @@ class Engine:
             if ids and not (min(ids) >= 0 and max(ids) < size):
                 wrong = next(token for token in ids if not 0 <= token < size)
                 raise ParameterError("prompt", wrong, f"token ids from 0 to {size - 1}")
+
+    def answer(self, request: EngineRequest) -> EngineOutput:
+        """What a question about the cache is answered; nothing is queued or computed.
+
+        Raises:
+            RequestError: it names tokens that do not exist.
+        """
+        self._check_ids(request, None)
+        pace = self.pace()
+        return answered(self.scheduler, request, lambda tokens: None if pace is None else pace.seconds(tokens, 0))
 
     def cancel(self, request_id: str) -> None:
         """Cancels a request; its last outputs come with the next step."""

@@ -29,6 +29,7 @@ def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
             prompt_logprobs=tuple(entry for output in group for entry in output.prompt_logprobs),
             cached_tokens=first.cached_tokens,
             queue_seconds=first.queue_seconds,
+            missed=first.missed,
         )
 
 

@@ -121,7 +121,7 @@ class AdapterNames:
         before = self._named.get(name)
         number = self._numbers if before is None else before.number
         self._numbers += before is None
-        added = self._named[name] = NamedAdapter(name, base, number, use, rank)
+        added = self._named[name] = NamedAdapter(name, base, number, replace(use, name=name), rank)
         return added
 
     def check(self, name: str, *, again: bool = False) -> None:

@@ -30,6 +30,10 @@ class BestOf:
         self._told: list[int] = []  # its sequences that are given, the best first
 
     @property
+    def missed(self) -> str:
+        return self._generation.missed
+
+    @property
     def cached_tokens(self) -> int:
         return self._generation.cached_tokens
 

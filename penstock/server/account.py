@@ -52,6 +52,7 @@ class RequestAccount:
         model: the name of the model that answered.
         sampling: what was asked of it; forgotten when the request has been told.
         prompt_tokens, cached_tokens, output_tokens: of all its sequences; None where nobody knows.
+        missed: how many prompts were not found whole in the prefix cache, by why.
         finished: how many sequences ended for which reason.
         queued, first_token, last_token: seconds since it came until it was admitted, and until those tokens.
         error: the code of its error.
@@ -71,6 +72,7 @@ class RequestAccount:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    missed: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     queued: float | None = None
     first_token: float | None = None
@@ -105,6 +107,7 @@ class RequestAccount:
             known |= {
                 "prompt_tokens": self.prompt_tokens,
                 "cached_tokens": self.cached_tokens,
+                "cache_misses": dict(self.missed) or None,
                 "output_tokens": self.output_tokens,
                 "queue_seconds": self.queued,
                 "time_to_first_token_seconds": self.first_token,
@@ -120,7 +123,8 @@ class RequestAccount:
         """One line for people."""
         parts = [f"{self.method} {self.route} {self.status} in {self.seconds or 0.0:.3f} s"]
         if self.model is not None:
-            known = f": prompt {self.prompt_tokens} ({self.cached_tokens or 0} cached)"
+            found = ", ".join((f"{self.cached_tokens or 0} cached", *self.missed))
+            known = f": prompt {self.prompt_tokens} ({found})"
             parts.append(self.model + (known if self.prompt_tokens is not None else ""))
         if self.output_tokens is not None:
             parts.append(f"output {self.output_tokens}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -170,6 +170,7 @@ class ActiveCall:
             clocks = spoken(self._clocks[prompt])
         of = self.generations if prompt is None else [self.generations[prompt]]
         cached = sum(generation.cached_tokens for generation in of)
+        missed = ", ".join(sorted({generation.missed for generation in of if generation.missed}))
         computed = sum(len(generation.prompt_ids) for generation in of) - cached
         queued = min((generation.queue_seconds or 0.0 for generation in of), default=0.0)
         first = min((clock.first for clock in clocks), default=self.started)
@@ -177,6 +178,7 @@ class ActiveCall:
         drafted, accepted = self.drafts if prompt is None else of[0].drafts.get(sequence, (0, 0))
         return {
             "cache_n": cached,
+            **({"cache_miss": missed} if missed else {}),
             **pace("prompt", computed, first - self.started - queued),
             **pace("predicted", sum(clock.tokens for clock in clocks), last - first),
             **({"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}),
@@ -203,6 +205,11 @@ class ActiveCall:
         generation, ms = self.generations[prompt], self.timings(prompt)["prompt_ms"]
         total = len(generation.prompt_ids)
         return {"total": total, "cache": generation.cached_tokens, "processed": total, "time_ms": int(ms)}
+
+    async def to_the_end(self) -> None:
+        """Has it answered, and tells nobody."""
+        async for _ in self.deltas():
+            pass
 
     async def deltas(self, *, cancelled: bool = False) -> AsyncIterator[tuple[int, Delta]]:
         """(number of the prompt, delta) as they arrive.
@@ -296,6 +303,7 @@ class ActiveCall:
     def _write_down(self, account: RequestAccount) -> None:
         """What the call cost."""
         account.prompt_tokens, account.cached_tokens = self.prompt_tokens, self.cached_tokens
+        account.missed = Counter(generation.missed for generation in self.generations if generation.missed)
         told = self._spoken()
         account.output_tokens = sum(clock.tokens for clock in told)
         queued = [each.queue_seconds for each in self.generations if each.queue_seconds is not None]

@@ -35,7 +35,7 @@ from penstock.server.context import ModelContext, ServedModels, ServerContext
 from penstock.server.dialects.adapters import ADAPTER_BODIES, adapters_router
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
-from penstock.server.dialects.cache import cache_router
+from penstock.server.dialects.cache import CachePrompt, PinBody, cache_router
 from penstock.server.dialects.chat_control import ControlBody, RunningChats, chat_control_router
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.conversations.routes import conversations_router
@@ -281,6 +281,8 @@ def _bodies() -> tuple[type[BaseModel], ...]:
         *OLLAMA_BODIES,
         *LLAMA_BODIES,
         SlotBody,
+        CachePrompt,
+        PinBody,
         LlamaEmbeddingBody,
         *TGI_BODIES,
         *SGLANG_BODIES,

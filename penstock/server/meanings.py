@@ -19,6 +19,9 @@ _THINKS = "How much the model reasons before it answers, in the words its templa
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "add_generation_prompt": "Whether the prompt ends with the beginning of the model's turn. Default: it does.",
+        "PinBody.add_generation_prompt": "Whether the prompt ends with the beginning of the model's turn. Default: no.",
+        "PinBody.id": "A name of your own for the pin. Default: one is made.",
+        "ttl": "Seconds that the prefix stays; 3600 unless told otherwise.",
         "lora": "Adapters by their ids, as GET /lora-adapters lists them, and how much of each counts.",
         "scale": "How much of the adapter counts: 1 for all, 0 for nothing.",
         "id_slot": "The slot in which prompt and answer are left, for POST /slots/{id} to save.",

@@ -322,6 +322,7 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         ("prefix_cache_misses", "Lookups short of a whole prompt.", stats.miss_reasons),
         ("admissions_held_back", "Steps in which a gate kept a sequence in the queue.", stats.held_back),
         ("kv_below", "Blocks copied to the tier below and back, by what became of them.", stats.kv_below),
+        ("kv_events", "Batches of KV events published, events dropped.", stats.kv_events),
         ("spec_decode_decisions", "Why sequences' steps had the drafts they had.", stats.draft_decisions),
     ):
         family = CounterMetricFamily(f"penstock_{name}", about, labels=["reason"])

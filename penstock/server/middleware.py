@@ -36,7 +36,7 @@ COMPUTING: Final = frozenset(
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"),
         *("/chat/completions", "/completion", "/completions", "/infill", "/v1/responses/compact"),
         *("/", "/generate", "/generate_stream", "/invocations", "/inference/v1/generate"),
-        *("/generative_scoring", "/vertex_generate", "/v1/decisions"),
+        *("/generative_scoring", "/vertex_generate", "/v1/decisions", "/v1/cache/pins"),
         *("/api/v1/generate", "/api/latest/generate", "/api/extra/generate/stream"),
     )
 )

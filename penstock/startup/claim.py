@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.config.errors import ConfigError
@@ -57,6 +58,7 @@ class Claim:
                 raise _refused("threads", options.threads, process.threads)
             process.taken += 1
             self._number = process.taken
+            self._closes: list[Callable[[], None]] = []
             process.claims.add(self._number)
             isa = process.isa if native.available() and len(process.claims) > 1 else options.isa
             self.options = replace(options, isa=isa, threads=options.threads or process.threads)
@@ -80,9 +82,15 @@ class Claim:
             if with_torch:
                 _settle_torch(threads, on_gpu=resolved.on_gpu)
 
+    def closing(self, close: Callable[[], None]) -> None:
+        """Has something closed with what this claim is for."""
+        self._closes.append(close)
+
     def release(self) -> None:
-        """Leaves the settings to others; safe to call twice."""
+        """Leaves the settings to others, and closes what is to be closed; safe to call twice."""
         _process().claims.discard(self._number)
+        while self._closes:
+            self._closes.pop()()
 
     def __del__(self) -> None:
         if hasattr(self, "_number"):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from penstock.core.kv.cache import KVCache
 from penstock.core.policies.bounded_tier import BoundedTier, place_numbers, restored
 from penstock.runtime.runner import ModelRunner
 from penstock.startup.below_room import BelowRoom, below_room
+from penstock.startup.kept_pins import KeptPins
 from penstock.startup.memory_plan import format_bytes
 from penstock.startup.started import Started
 from penstock.startup.warming import Idle, Warming
@@ -41,11 +42,11 @@ _DECIDE: Final = (
 )
 
 
-def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]:
+def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Callable[[], bool]]:
     """Puts the tier of an engine's options below its cache, and what is there from before into its prefix tree.
 
     Returns:
-        What brings that into the pool while the engine has nothing to do.
+        What pins again what was pinned, and brings the rest into the pool, while the engine has nothing to do.
 
     Raises:
         ConfigError: the tier cannot be had.
@@ -69,9 +70,11 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
         )
     counts = (places,) * len(pieces.sizes)
     store: Store = RamStore()
+    works: list[Callable[[], bool]] = []
     if options.kv_disk:
         folder, name = disk_folder(started, pieces), options.served_model_name or ""
         store = DiskStore(folder, pieces.sizes, place_numbers(counts), model=name, block_size=options.block_size)
+        works.append(KeptPins(folder, cache.pins, engine.add))
         if options.kv_ram:
             store = RamBefore(store, options.kv_ram)
     tier = BoundedTier(
@@ -88,7 +91,7 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Warming]
     what = "disk" if options.kv_disk else "memory"
     told = f"{places} blocks on {what}, {tier.copies} of them from before; their names take up to"
     log.info("%-12s %12s  %s %s of memory", "KV below", format_bytes(most), told, format_bytes(room.index_bytes))
-    return [Warming(engine, cache, tier)]
+    return [*works, Warming(engine, cache, tier)]
 
 
 def _room(options: EngineOptions, sizes: Sequence[int]) -> BelowRoom:

@@ -18,8 +18,10 @@ ABOUT: Final = "about.json"
 BLOCKS: Final = "blocks"
 INDEX: Final = "index"
 LOCK: Final = "lock"
+PINS: Final = "pins"
+FRESH_PINS: Final = "pins.new"
 _FRESH: Final = "about.new"
-FILES: Final = (ABOUT, _FRESH, BLOCKS, INDEX, "index.new", LOCK)
+FILES: Final = (ABOUT, _FRESH, BLOCKS, INDEX, "index.new", PINS, FRESH_PINS, LOCK)
 """All that a folder of copies has; the lock last, since whoever removes the others holds it."""
 _MOST_ABOUT: Final = 1 << 16
 _MOST_GROUPS: Final = 256

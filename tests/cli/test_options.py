@@ -78,6 +78,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "max_logprobs": -1, "logprobs_mode": "raw_logits", "hf_overrides": '{"rope_theta": 5.0}',
         "watermark_key": 42, "speculative_config": '{"method": "ngram"}', "pooler_config": '{"dimensions": 4}',
         "kv_ram": 2**22, "kv_disk": 2**23, "kv_disk_path": "kept",
+            "kv_events_config": '{"publisher": "zmq"}', "prefix_caching_hash_algo": "sha256",
         "max_loras": 3, "max_lora_rank": 32, "max_cpu_loras": 9, "max_lora_bytes": 2**21,
         "control_vector": "a.gguf:2", "control_vector_layers": "1-2",
     }  # fmt: skip

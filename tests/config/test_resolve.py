@@ -41,7 +41,7 @@ def test_everything_becomes_concrete_and_nothing_given_is_touched() -> None:
     open_names = {f.name for f in fields(resolved.options) if getattr(resolved.options, f.name) in (None, "auto")}
     own = {
         *("memory", "kv_blocks", "max_users", "max_chunk_tokens", "pack_cache", "pack_cache_size", "load_format"),
-        *("kv_ram", "kv_disk", "kv_disk_path"),
+        *("kv_ram", "kv_disk", "kv_disk_path", "kv_events_config"),
         *("quantize", "max_cpu_loras", "max_lora_bytes", "control_vector_layers"),
     }
     own |= {"tool_call_parser", "reasoning_parser", "hf_overrides", "pooler_config", "speculative_config"}

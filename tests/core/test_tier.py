@@ -377,5 +377,6 @@ def test_who_waits_too_long_for_a_load_computes_it(monkeypatch: pytest.MonkeyPat
     evicted(engine)
     engine.runner._mover = mover  # type: ignore[attr-defined]
     collector = answered(engine, list(FIRST))
-    assert collector.outputs[0].cached_tokens == 12 and not mover.ended["load whole"]
+    assert (collector.outputs[0].cached_tokens, collector.outputs[0].missed) == (0, "load_late")
+    assert not mover.ended["load whole"]
     engine.scheduler.check_integrity()

@@ -86,6 +86,8 @@ OPERATIONS = [
     *(("POST", path, 8) for path in ("/v1/embeddings", "/pooling", "/classify", "/rerank", "/score")),
     *(("POST", path, 5) for path in ("/v1/classify", "/v1/rerank", "/v2/rerank", "/v2/embed", "/v1/score")),
     *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/requests", "/docs", "/openapi.json")),
+    *(("POST", "/v1/cache/match", 10), ("POST", "/v1/cache/pins", 8)),
+    *(("GET", "/v1/cache/pins", 2), ("DELETE", "/v1/cache/pins/{pin_id}", 2)),
     *(("GET", path, 2) for path in ("/v1/cache", "/livez", "/readyz", "/health", "/web/{name}")),
 ]
 
@@ -135,6 +137,8 @@ BEYOND = re.compile(
         # what the template of the model refuses, and what it cannot do,
         *("A system message must come first", "cannot classify", "roles must", "this model's: ", "no prompts"),
         "no text to continue",
+        # what fills no block of the cache, or has no room there,
+        *("there is nothing to pin", "You have a pin", "that a key may pin", "pins have", "would not fit"),
         # what only an archive of torch can be,
         *("torch.save of a tensor", "only possible without prompt_embeds"),
         # adapters that are not there or count too much,

@@ -31,6 +31,7 @@ PATHS = {
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {}},
     "/generative_scoring": {"query": "Hello", "items": ["you"], "label_token_ids": [5]},
     "/v1/decisions": {"input": "Hello", "questions": [{"type": "predicate", "instructions": "It is a greeting."}]},
+    "/v1/cache/pins": {"prompt": "Hello, I need a table for two."},
     "/vertex_generate": {"instances": [{"text": "Hello"}]},
     **{path: {"prompt": "Hello"} for path in ("/completion", "/completions")},
     **{path: {"inputs": "Hello"} for path in ("/", "/generate", "/generate_stream", "/invocations")},

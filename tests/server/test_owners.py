@@ -57,6 +57,8 @@ BODIES: dict[str, dict[str, Any]] = {  # of every route that reaches the engine
     "/generative_scoring": {"query": "Hello", "items": ["you"], "label_token_ids": [5]},
     "/vertex_generate": {"instances": [{"text": "Hello"}]},
     "/v1/moderations": TEXTS,
+    "/v1/cache/match": {"prompt": "Hello"},
+    "/v1/cache/pins": {"prompt": "Hello, I need a table for two. " * 4, "ttl": 9},
     "/v1/decisions": {"input": "Hello", "questions": [{"type": "predicate", "instructions": "It is a greeting."}]},
     "/classify": TEXTS,
     "/v1/classify": TEXTS,

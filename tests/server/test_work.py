@@ -256,6 +256,7 @@ async def test_the_times_of_many_prompts_are_told_in_linear_work(prompts: int, m
 
     class Generation:
         prompt_ids, cached_tokens, queue_seconds = (1, 2, 3), 1, 0.0
+        missed = ""
         drafts: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
         async def aclose(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import typer
 
-OBJECTS: Final = ("--hf-overrides", "--pooler-config", "--speculative-config")
+OBJECTS: Final = ("--hf-overrides", "--kv-events-config", "--pooler-config", "--speculative-config")
 # llama-server's flags of drafts, which are members of one of ours.
 MEMBERS: Final = {
     flag: f"--speculative-config.{member}"

@@ -17,6 +17,7 @@ from penstock.core.kv.node import Match, Node
 from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.kv.states import StateGroup, States
 from penstock.core.kv.transfers import Transfers
+from penstock.core.policies.pins import Pins
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
 from penstock.core.sequence import Sequence, SequenceState
 
@@ -48,6 +49,7 @@ class KVCache:
         self.ops: list[CacheOp] = []
         self.transfers = Transfers(self)
         self.tree = RadixTree(self.groups, block_size, self.states)
+        self.pins = Pins(self)
         self._copied: list[tuple[int, int]] = []  # blocks that operations of the next plan read
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(groups)
         self._deferred: dict[int, list[tuple[int, int]]] = {}
@@ -65,7 +67,7 @@ class KVCache:
 
     def room(self, group: int) -> int:
         """Blocks of a group that requests can have: all but those of pinned prefixes."""
-        return self.pools[group].num_blocks - 1 - len(self.tree.pinned[group])
+        return self.pools[group].num_blocks - 1 - len(self.tree.pinned[group]) - self.pins.reserved(group)
 
     def available(self, group: int) -> int:
         """Blocks that can be had now, by eviction if need be."""
@@ -94,6 +96,7 @@ class KVCache:
             "blocks_cached": cached,
             "blocks_total": total,
             **self.transfers.tier.figures(),
+            **self.tree.observer.figures(),
             "slots_used": sum(computed - table.live_from * self.block_size for computed, table in tables),
             "slots_allocated": sum(table.held for _, table in tables) * self.block_size,
         }
@@ -104,7 +107,7 @@ class KVCache:
         """What of the sequence's first `limit` tokens can be had; media are had whole or not at all."""
         match = self._found(sequence, limit)
         if match.below and not self.transfers.tier.worth(match.tokens, match.below):
-            match = replace(self._found(sequence, limit, lower=False), declined=True)
+            match = replace(self._found(sequence, limit, lower=False), declined=True, reason="declined")
         if match.owner is None:
             return match
         return replace(match, pending=self.states.awaited(match.owner, match.pending))
@@ -118,6 +121,7 @@ class KVCache:
 
     def attach(self, sequence: Sequence, match: Match) -> bool:
         """Pins the matched blocks and starts the sequence's tables with them; False where its encoder has no room."""
+        self.tree.observer.begins(sequence)
         cursor = self.tree.enter(sequence.namespace)
         if match.nodes:
             self.tree.move(cursor, match.nodes[-1])
@@ -278,6 +282,7 @@ class KVCache:
             if sequence.public:
                 self.tree.pin(allocation.cursor)
                 self.states.pin(allocation.cursor)
+            self.pins.hold(sequence)
         for g in self._passing:
             self._drop_passed(g, allocation.tables[g], self.groups[g].first_seen(committed) // self.block_size)
 
@@ -461,6 +466,7 @@ class KVCache:
         self.tree.clear()
         self.cross.clear()
         self.transfers.clear()
+        self.tree.observer.cleared()
 
     def check_integrity(self, sequences: abc.Sequence[Sequence]) -> None:
         """Raises AssertionError unless every reference is accounted for."""
@@ -471,7 +477,7 @@ class KVCache:
             references[self.cross_group] += self.cross.blocks()
         running = {*sequences, *self.transfers.ahead()}
         counted = [sequence.allocation.blocks() for sequence in running if sequence.allocation is not None]
-        for held in (*counted, *self._deferred.values(), self._copied, self.transfers.blocks()):
+        for held in (*counted, *self._deferred.values(), self._copied, self.transfers.blocks(), self.pins.blocks()):
             for g, block in held:
                 references[g].append(block)
         for g, pool in enumerate(self.pools):

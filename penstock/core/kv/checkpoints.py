@@ -68,6 +68,11 @@ class Checkpoints:
         if node.state is not None and node.state in self._holders:
             self._pinned[node.state] = self._holders.pop(node.state)
 
+    def unpin(self, node: Node) -> None:
+        """Ends what `pin` began."""
+        if node.state is not None and node.state in self._pinned:
+            self._holders[node.state] = self._pinned.pop(node.state)
+
     def drop(self, node: Node) -> None:
         """Gives up the node's checkpoint, if it has one."""
         if node.state is not None:

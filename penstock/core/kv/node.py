@@ -48,13 +48,15 @@ class Node:
         state: slot with the recurrent state at its end, None if there is none.
         users: sequences whose computed tokens end here; it stays in the tree until they move on.
         uses: requests that matched it, plus one.
+        told: what an observer keeps of it.
+        pins: prefixes that owners keep for a time and that it is part of.
         priority, until: how long it is to stay (`config.retention`), and until when on the monotonic clock.
         stamps: per group, number of its newest entry in the eviction queue.
     """
 
     __slots__ = (
         "below", "blocks", "children", "depth", "digest", "filled", "key", "name", "order", "owner", "parent", "path",
-        "priority", "public", "saving", "stamps", "state", "until", "users", "uses",
+        "pins", "priority", "public", "saving", "stamps", "state", "told", "until", "users", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, name: Hashable, key: Key, groups: int, owner: Any = None) -> None:
@@ -76,6 +78,8 @@ class Node:
         self.uses = 1
         self.priority, self.until = USUAL, float("inf")
         self.stamps = [0] * groups
+        self.told: Any = None
+        self.pins = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Match:
         tail, tail_tokens: a node whose first tail_tokens entries continue the match and must be copied, or None, 0.
         pending, owner: tokens that would match once sequences now computing them are done, and the one that computes
             the last of them; 0, None if nobody does.
-        reason: why not more matched; "" if all did.
+        reason: why not more matched; "" if all did. What is below counts as matched.
         whole: how many of the nodes can be had without the tail.
         forks: where states are kept, tokens of whole blocks the tree has, whether or not there is a state there.
         below: nodes after `nodes`, instead of a tail, whose blocks can be loaded from a lower tier.

@@ -15,7 +15,9 @@ from typing import Any
 
 from penstock.core.kv.groups import FullGroup
 from penstock.core.kv.node import Key, Match, Namespace, Node
+from penstock.core.kv.observer import Observer
 from penstock.core.kv.states import States
+from penstock.core.policies import misses
 from penstock.core.policies.eviction import Evicted, EvictionOrder
 from penstock.core.policies.retention import Retained
 from penstock.core.protocol import NULL_BLOCK
@@ -55,6 +57,7 @@ class RadixTree:
         self._evicted = Evicted(4 * max(pool.num_blocks for pool in pools))
         self.retained = Retained(min(pools[g].num_blocks - 1 for g in self._essential or range(len(pools))))
         self.idle = [0] * len(pools)  # per group: blocks only the tree refers to, all of which eviction can free
+        self.observer = Observer()
 
     # -- matching ---------------------------------------------------------------------------------------------------
 
@@ -101,7 +104,8 @@ class RadixTree:
         """
         root = self._roots.get(namespace.space)
         if root is None:
-            return Match((), None, 0, 0, None, "first_seen" if limit else "")
+            first = tuple(tokens[: self._block_size])
+            return Match((), None, 0, 0, None, misses.unseen(namespace, first, self._roots.values()) if limit else "")
         size = self._block_size
         node, position = root, 0
         nodes: list[Node] = []
@@ -124,14 +128,20 @@ class RadixTree:
         total = (nodes[served - 1].depth if served else 0) + tail_tokens
         pending, owner = self._pending(node, namespace, tokens, position)
         pending = min(pending, limit)
-        at = node if portal is None else portal
-        reason = "" if total >= limit else self._miss_reason(at, tokens, position, found > total, pending > found)
         below = self._below(nodes[:valid], namespace, tokens, limit) if lower and pending <= found else ()
         if below and below[-1].depth > total:
             tail, tail_tokens = None, 0
             served = valid
+            end = below[-1].depth
+            reason = misses.below_ends(below[-1], tuple(tokens[end : min(limit, end + size)]), size, self._evicted)
         else:
             below = ()
+            at = node if portal is None else portal
+            reason = "" if total >= limit else self._miss_reason(at, namespace, tokens, position)
+            if reason and found > total:
+                reason = self._states.miss_reason
+            elif reason and pending > found:
+                reason = "in_flight"
         forks = self._states.forks(position)
         return Match(tuple(nodes[:served]), tail, tail_tokens, pending, owner, reason, valid, forks, below)
 
@@ -221,15 +231,10 @@ class RadixTree:
                 end, owner = position, child.owner
         return end, owner
 
-    def _miss_reason(self, node: Node, tokens: Sequence[int], position: int, window: bool, pending: bool) -> str:
-        if window:
-            return self._states.miss_reason
-        if pending:
-            return "in_flight"
+    def _miss_reason(self, node: Node, namespace: Namespace, tokens: Sequence[int], position: int) -> str:
         key = tuple(tokens[position : position + self._block_size])
-        if hash((node.path, key)) in self._evicted:
-            return "evicted"
-        return "diverged" if node.depth else "first_seen"
+        why = misses.diverged(node, key, self._evicted)
+        return why if node.depth or why == "evicted" else misses.unseen(namespace, key, self._roots.values())
 
     # -- growing ----------------------------------------------------------------------------------------------------
 
@@ -282,6 +287,7 @@ class RadixTree:
                 self._pools[g].retain(block)
                 node.blocks[g] = block
                 self._holder[g][block] = node
+                self.observer.stored(node, g)
         return node, True
 
     def restore(self, parent: Node | None, namespace: Namespace, key: Key) -> Node:
@@ -297,13 +303,19 @@ class RadixTree:
 
     def pin(self, node: Node) -> None:
         """Keeps a public prefix for good: all it needs to be had up to that node."""
+        for g, block in self.needed(node):
+            if block not in self.pinned[g]:
+                self.retain(g, block)
+                self.pinned[g].append(block)
+
+    def needed(self, node: Node) -> Iterator[tuple[int, int]]:
+        """(group, block) of all that a prefix needs to be had up to that node."""
         seen_from = [group.first_needed(node.depth) for group in self._groups]
         up: Node | None = node
         while up is not None:
             for g, block in enumerate(up.blocks):
-                if block != NULL_BLOCK and up.depth > seen_from[g] and block not in self.pinned[g]:
-                    self.retain(g, block)
-                    self.pinned[g].append(block)
+                if block != NULL_BLOCK and up.depth > seen_from[g]:
+                    yield g, block
             up = up.parent
 
     def retain_for(self, node: Node, owner: str, priority: int, seconds: float | None) -> None:
@@ -384,6 +396,7 @@ class RadixTree:
         block = node.blocks[group]
         node.blocks[group] = NULL_BLOCK
         del self._holder[group][block]
+        self.observer.removed(node, group)
         if self._pools[group].release(block) == 0:
             self.idle[group] -= 1
 
@@ -426,7 +439,8 @@ class RadixTree:
 
     def forget_below(self, node: Node, group: int) -> None:
         """The lower tier has no copy of a node's block any more."""
-        node.below.pop(group, None)
+        if node.below.pop(group, None) is not None:
+            self.observer.removed(node, group, below=True)
         self._unlink_if_empty(node)
 
     def saved(self, node: Node, group: int, place: int | None) -> None:
@@ -434,6 +448,7 @@ class RadixTree:
         node.saving -= 1
         if place is not None:
             node.below[group] = place
+            self.observer.stored(node, group, below=True)
         self._unlink_if_empty(node)
 
     def copies_below(self) -> Iterator[tuple[Node, int, int]]:

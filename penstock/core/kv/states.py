@@ -20,11 +20,13 @@ class States:
         group: the number operations name it by, behind all groups of blocks.
         divisible: whether a block's beginning can be had without the rest.
         miss_reason: why a prefix whose blocks are there cannot be had.
+        pinnable: slots for copies of states; None where none are needed.
     """
 
     group = -1
     divisible = True
     miss_reason = "window_evicted"
+    pinnable: int | None = None
 
     def kept(self, node: Node) -> bool:
         """Whether a sequence can go on at the end of a node."""
@@ -63,6 +65,9 @@ class States:
     def pin(self, node: Node) -> None:
         """The node's state stays for good."""
 
+    def unpin(self, node: Node) -> None:
+        """It goes like any other from now on."""
+
     def next_victims(self, most: int) -> list[Node]:
         """Nodes that lose their states next."""
         return []
@@ -93,6 +98,7 @@ class StateGroup(States):
 
     def __init__(self, checkpoints: Checkpoints, group: int, block_size: int) -> None:
         self.checkpoints = checkpoints
+        self.pinnable = len(checkpoints.slots)
         self.group = group
         self._size = block_size
 
@@ -138,6 +144,9 @@ class StateGroup(States):
 
     def pin(self, node: Node) -> None:
         self.checkpoints.pin(node)
+
+    def unpin(self, node: Node) -> None:
+        self.checkpoints.unpin(node)
 
     def next_victims(self, most: int) -> list[Node]:
         return self.checkpoints.next_victims(most)

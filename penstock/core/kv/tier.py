@@ -56,6 +56,13 @@ class Tier:
     def declined(self) -> None:
         """A sequence began without them, since they were not worth it."""
 
+    def seconds_to_load(self, nodes: Sequence[Node]) -> float | None:
+        """How long loading these takes; None where that is not known yet."""
+        return None
+
+    def unpinned(self, node: Node) -> None:
+        """A node's copies may go like any others from now on: `Node.pins` is 0 again."""
+
     def figures(self) -> Mapping[str, Any]:
         """What it has and counts, by the names of EngineStats."""
         return {}

@@ -266,7 +266,7 @@ class BoundedTier(Tier):
     def _push(self, place: int) -> None:
         """A copy is used, or may go from now on; one that leads to others is told of when those are gone."""
         copy = self._stored[place]
-        if self._later[copy.node, copy.group]:
+        if self._later[copy.node, copy.group] or copy.node.pins:
             return
         self._stamp += 1
         copy.stamp = self._stamp
@@ -275,6 +275,11 @@ class BoundedTier(Tier):
         if len(order) > 4 * len(self._stored) + 64:
             order[:] = [entry for entry in order if self._newest(entry)]
             heapq.heapify(order)
+
+    def unpinned(self, node: Node) -> None:
+        for place in node.below.values():
+            if place in self._stored:
+                self._push(place)
 
     def _newest(self, entry: tuple[float, int, int]) -> bool:
         copy = self._stored.get(entry[2])
@@ -294,7 +299,7 @@ class BoundedTier(Tier):
             else:
                 kept.append(entry[2])
         for place in kept:
-            self._push(place)
+            self._push(place)  # but those that were pinned meanwhile
         if found is None:
             return False
         self._clock = max(self._clock, found[0])
@@ -307,7 +312,9 @@ class BoundedTier(Tier):
     def _may_go(self, place: int) -> bool:
         """Whether nobody reads a copy, and its block has left the device, unless others are about to leave it."""
         copy = self._stored[place]
-        return not self._readers[place] and (self._urgent or not _on_device(copy.node, copy.group))
+        return (
+            not self._readers[place] and not copy.node.pins and (self._urgent or not _on_device(copy.node, copy.group))
+        )
 
     def _forget(self, place: int) -> None:
         copy = self._stored.pop(place)
@@ -331,6 +338,10 @@ class BoundedTier(Tier):
             return True
         latency, each = self._fit.costs()
         return latency + each * blocks < computed
+
+    def seconds_to_load(self, nodes: Sequence[Node]) -> float | None:
+        latency, each = self._fit.costs()
+        return (latency + each * sum(len(node.below) for node in nodes)) or None
 
     def declined(self) -> None:
         self.counters.declined += 1
@@ -421,6 +432,7 @@ def restored(cache: KVCache, tier: BoundedTier, found: Iterable[tuple[int, Entry
             lost.append(place)
         else:
             known.below[entry.group] = place
+            cache.tree.observer.stored(known, entry.group, below=True)
             copies.append((place, known, entry.group))
     tier.restore(copies)
     for node in strays:

@@ -27,6 +27,14 @@ def media_key(digest: str, index: int) -> int:
     return (int.from_bytes(b"\x01" + digest.encode(), "big") << 32 | index) << 32
 
 
+def medium_of(key: int) -> tuple[str, int] | None:
+    """The digest and index of a key that `media_key` made; None of a token."""
+    digest = key >> 64
+    if not digest:
+        return None
+    return digest.to_bytes((digest.bit_length() + 7) // 8, "big")[1:].decode(), key >> 32 & 0xFFFFFFFF
+
+
 def prefix_keys(tokens: list[int], request: EngineRequest) -> tuple[list[int], int]:
     """The keys of these tokens, the list itself where all are plain so that both grow together; what later keys add."""
     tag, media = 0, request.media

@@ -106,16 +106,11 @@ async def _restore(request: Request, slots: Slots, key: SlotKey, model: ModelCon
     opening = ActiveCall.open(model, [again], owner=key.owner, account=account_of(request))
     call = await while_connected(opening, request.receive, model.lifecycle)
     try:
-        await while_connected(_to_the_end(call), request.receive, model.lifecycle)
+        await while_connected(call.to_the_end(), request.receive, model.lifecycle)
     finally:
         await call.aclose()
     slots.put(key, tokens)
     return {"n_restored": len(tokens), "n_read": read, "timings": {"restore_ms": _ms(began)}}
-
-
-async def _to_the_end(call: ActiveCall) -> None:
-    async for _ in call.deltas():
-        pass
 
 
 def _ms(began: float) -> float:

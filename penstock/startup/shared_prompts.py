@@ -4,20 +4,48 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from penstock.config.errors import ConfigError, RequestError, TemplateError
 from penstock.config.sampling import SamplingParams
 from penstock.core.counters import Counters
-from penstock.core.request import PUBLIC, EngineRequest
-from penstock.engine.loop import Engine
-from penstock.engine.text_pipeline import TextPipeline
+from penstock.core.request import PUBLIC, EngineOutput, EngineRequest
+from penstock.core.scheduler import Scheduler
+from penstock.text.template import ChatTemplate
+from penstock.text.tokenizer import Tokenizer
 
 _QUESTIONS = ("a", "1", "\n", "<", "日")  # what begins differently, so that only what comes before them is shared
 _COMPUTED = SamplingParams(max_tokens=2, temperature=0.0)  # the second token's step carries what the prompt leaves
 _log = logging.getLogger(__name__)
 
 
-def pin_shared_prompts(engine: Engine, text: TextPipeline, prompts: Sequence[str]) -> None:
+class Stepped(Protocol):
+    """An engine that nobody else uses yet."""
+
+    scheduler: Scheduler
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to compute."""
+
+    def add(self, request: EngineRequest) -> bool:
+        """Queues a request. Raises RequestError if it can never be served."""
+
+    def step(self) -> list[EngineOutput]:
+        """Computes one step."""
+
+
+class Text(Protocol):
+    """How a model's prompts become tokens."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def template(self) -> ChatTemplate | None: ...
+
+
+def pin_shared_prompts(engine: Stepped, text: Text, prompts: Sequence[str]) -> None:
     """Computes prompts as chats and as plain texts begin with them, in whole blocks, and keeps them in the cache.
 
     Raises:
@@ -35,7 +63,7 @@ def pin_shared_prompts(engine: Engine, text: TextPipeline, prompts: Sequence[str
     engine.scheduler.ledger.counters = Counters()  # what metrics tell begins with the first client
 
 
-def _beginnings(text: TextPipeline, number: int, prompt: str) -> Iterator[list[int]]:
+def _beginnings(text: Text, number: int, prompt: str) -> Iterator[list[int]]:
     """How prompts in tokens begin that have this one: chats with this system message, and texts."""
     if text.template is not None:
         system = {"role": "system", "content": prompt}
@@ -61,7 +89,7 @@ def _common(texts: Sequence[Sequence[int]]) -> list[int]:
     return list(texts[0][:same])
 
 
-def _pinned(engine: Engine, number: int, ids: Sequence[int]) -> int:
+def _pinned(engine: Stepped, number: int, ids: Sequence[int]) -> int:
     """Computes and keeps these tokens; how many they are."""
     if not ids:
         return 0

@@ -1,0 +1,102 @@
+"""Pins that outlive their process: a file beside the copies on disk, from which they are asked for again at a start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock.config.cache_asks import MOST_PIN_SECONDS, Pin
+from penstock.config.errors import RequestError
+from penstock.config.sampling import SamplingParams
+from penstock.core.policies.pins import MOST_PINS, Pins
+from penstock.core.request import EngineRequest
+from penstock.transfer.folder import FRESH_PINS, PINS
+
+log = logging.getLogger(__name__)
+_MOST_BYTES: Final = 64 << 20
+_ONE: Final = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+class KeptPin(msgspec.Struct, forbid_unknown_fields=True):
+    """A pin as it lies on disk.
+
+    Attributes:
+        name, owner, salt: whose it is.
+        tokens: of its prompt.
+        until: when it ends, seconds since 1970.
+    """
+
+    name: str
+    owner: str
+    salt: str
+    tokens: list[int]
+    until: float
+
+
+class KeptPins:
+    """Writes pins down whenever one comes or goes; while nothing is asked for, pins again what was written before.
+
+    Prompts with adapters or media are left out: what these are is not known at a start.
+    """
+
+    def __init__(self, folder: Path, pins: Pins, add: Callable[[EngineRequest], bool]) -> None:
+        self._folder = folder
+        self._pins = pins
+        self._add = add
+        self._again = self._read()
+        pins.changed = self._write
+
+    def __call__(self) -> bool:
+        """Asks for the next pin of before; False if there was none."""
+        while self._again:
+            kept = self._again.pop(0)
+            left = min(kept.until - time.time(), MOST_PIN_SECONDS)
+            if left <= 0:
+                continue
+            request = EngineRequest(
+                f"\0pin {len(self._again)}", tuple(kept.tokens), _ONE, cache_salt=kept.salt, owner=kept.owner,
+                counted=False, pin=Pin(kept.name, left),
+            )  # fmt: skip
+            try:
+                self._add(request)
+                return True
+            except RequestError as error:  # of a larger pool, or a longer context
+                log.warning("a prefix that was pinned before is not any more: %s", error)
+                self._write()
+        return False
+
+    def _read(self) -> list[KeptPin]:
+        try:
+            handle = os.open(self._folder / PINS, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(handle, "rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+            found = msgspec.json.decode(data, type=list[KeptPin]) if len(data) <= _MOST_BYTES else []
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
+            log.warning("what was pinned before is not known: %s in %s cannot be read (%s)", PINS, self._folder, error)
+            return []
+        return [kept for kept in found[:MOST_PINS] if kept.tokens and min(kept.tokens) >= 0]
+
+    def _write(self) -> None:
+        """Whatever happens meanwhile, the file is whole; a disk that refuses leaves the one of before."""
+        now = time.time()
+        plain = (one for one in self._pins.all() if not (one[0].adapters or one[0].media or one[0].encoder))
+        kept = [
+            KeptPin(request.pin.name, request.owner, request.cache_salt, list(request.prompt_ids), now + left)
+            for request, left in plain
+            if request.pin is not None
+        ]
+        fresh = self._folder / FRESH_PINS
+        with suppress(OSError):
+            handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode([*kept, *self._again]))
+            os.replace(fresh, self._folder / PINS)
