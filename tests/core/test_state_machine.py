@@ -45,8 +45,16 @@ from tests.core.ownership import Ownership
 
 LIVES, RULES = 540, 50
 STEMS = tuple(tuple((stem * 7 + i * i + stem * i) % 3 for i in range(40)) for stem in range(5))
-KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear") + ("fork",) * 4 + ("rewind",) * 5
-KINDS += ("unpin",) * 2
+KINDS = (
+    ("step",) * 40
+    + ("add",) * 7
+    + ("preempt",) * 2
+    + ("cancel", "fail", "clear")
+    + ("evict",) * 2
+    + ("fork",) * 4
+    + ("rewind",) * 5
+    + ("unpin",) * 2
+)
 
 
 @dataclass(frozen=True)
@@ -304,6 +312,13 @@ class EngineLife(RuleBasedStateMachine):
         cache.clear()
         return idle > 0
 
+    def _evict(self) -> bool:
+        """What is idle leaves the device: what was copied below stays there."""
+        tree = self.engine.scheduler.cache.tree
+        idle = sum(tree.idle)
+        tree.clear()
+        return idle > 0
+
     def _step(self) -> bool:
         works = self.engine.has_work
         self._take(self.engine.step(), failed=False)
@@ -393,8 +408,8 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert counts["rewinds in place"] >= 100, counts
     assert counts["save whole"] >= 5_000 and counts["save failed"] >= 500, counts
     assert counts["load whole"] >= 30 and counts["load failed"] >= 3, counts
-    assert counts["loads ahead"] >= 10, counts
     assert counts["pins"] >= 300 and counts["unpin"] >= 100, counts
+    assert counts["loads ahead"] >= 5, counts
     assert counts["guided"] >= 300 and counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["plans beside one in flight"] >= 5_000, counts
     assert counts["hits after checkpoints"] >= 1_000 and counts["pinned prompts"] >= 50, counts
