@@ -43,7 +43,7 @@ from tests.core.harness import (
 )
 from tests.core.ownership import Ownership
 
-LIVES, RULES = 540, 50
+LIVES, RULES = 600, 50
 STEMS = tuple(tuple((stem * 7 + i * i + stem * i) % 3 for i in range(40)) for stem in range(5))
 KINDS = (
     ("step",) * 40
