@@ -43,7 +43,7 @@ from tests.core.harness import (
 )
 from tests.core.ownership import Ownership
 
-LIVES, RULES = 600, 50
+LIVES, RULES = 640, 50
 STEMS = tuple(tuple((stem * 7 + i * i + stem * i) % 3 for i in range(40)) for stem in range(5))
 KINDS = (
     ("step",) * 40
@@ -53,7 +53,7 @@ KINDS = (
     + ("evict",) * 2
     + ("fork",) * 4
     + ("rewind",) * 5
-    + ("unpin",) * 2
+    + ("unpin",)
 )
 
 
@@ -89,7 +89,7 @@ ADDED = st.tuples(
     st.sampled_from([(), (), ((2, 5),), ((0, 1), (4, 3))]),  # media: start, length
     st.sampled_from([(), (), (), (1,), (0, 2, 1, 0, 1)]),  # a negative prompt
     st.sampled_from(HINTS),
-    st.sampled_from([None, None, None, 0.0, 1e6]),  # seconds that its prompt is pinned
+    st.sampled_from([None, None, None, None, None, None, 0.0, 1e6]),  # seconds that its prompt is pinned
 )
 CHOSEN = st.tuples(st.integers(0, 63))
 FAILURES = st.tuples(st.sampled_from(["submit", "before", "after"]))
@@ -408,7 +408,7 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert counts["rewinds in place"] >= 100, counts
     assert counts["save whole"] >= 5_000 and counts["save failed"] >= 500, counts
     assert counts["load whole"] >= 30 and counts["load failed"] >= 3, counts
-    assert counts["pins"] >= 300 and counts["unpin"] >= 100, counts
+    assert counts["pins"] >= 200 and counts["unpin"] >= 50, counts
     assert counts["loads ahead"] >= 5, counts
     assert counts["guided"] >= 300 and counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["plans beside one in flight"] >= 5_000, counts
