@@ -4,11 +4,12 @@
 in memory, on disk with the file in the page cache, and on disk without. `--part restart`: the first answer of a new
 engine beside a hit in the pool. `--part faults`: evicted prompts one after the other, of a disk that does a megabyte a
 second, is gone, is empty, or has a wrong byte in each hundred; answers must be equal. `--part queue`: prompts that lie
-on disk and wait for another's answer to end, loaded while they wait and once they are admitted. `--part redis`, `--part
-objects`: what one engine has computed, found by another that was there before, in Redis or in an object store
-(`redis-server` or moto's, started here). `--part trace`: Mooncake's conversations, their lengths divided by `--scale`,
-`--rows` at a time, with a pool of so many hundredths of what they need together, with and without a disk below it,
-beside a pool that holds all. All in turns, in one process, with random weights of a model's shape or a real model.
+on disk and wait for another's answer to end, loaded while they wait and once they are admitted. `--part overlap`: a
+prefix's load, the step behind it, and both at once. `--part redis`, `--part objects`: what one engine has computed,
+found by another that was there before, in Redis or in an object store (`redis-server` or moto's, started here). `--part
+trace`: Mooncake's conversations, their lengths divided by `--scale`, `--rows` at a time, with a pool of so many
+hundredths of what they need together, with and without a disk below it, beside a pool that holds all. All in turns, in
+one process, with random weights of a model's shape or a real model.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from minio import Minio
@@ -187,6 +190,61 @@ def _behind(engine: Engine, prompt: tuple[int, ...]) -> float:
             if output.request_id.startswith("first") and output.finish_reason:
                 ended = time.perf_counter()
     return time.perf_counter() - ended
+
+
+def overlap(given: Any, model: Path, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """What loading beside computing could gain: a prefix's blocks loaded, the step behind them, and both at once."""
+    rng = random.Random(13)
+    found: dict[str, dict[str, list[float]]] = {str(length): defaultdict(list) for length in given.lengths}
+    engine, _ = build_engine(options(given, model, folder, kv_disk=given.size))
+    for length in given.lengths:
+        prompt = tuple(rng.randrange(10, 4_000) for _ in range(length))
+        first_token(engine, prompt)
+        settle(engine)
+        first_token(engine, prompt)
+        copies = [(node.blocks[0], place) for node, _, place in engine.scheduler.cache.tree.copies_below()]
+        times = found[str(length)]
+        for _ in range(given.turns):
+            for pages in (True, False):
+                if not pages:
+                    forget_pages(folder)
+                what = "load" + ("" if pages else ", pages forgotten")
+                times[what].append(_timed(partial(_load_again, engine, copies)))
+            times["step"].append(first_token(engine, prompt)[0])
+            times["both"].append(_timed(partial(_beside, engine, copies, prompt)))
+        engine.scheduler.cache.clear()
+    engine.close()
+    return {key: dict(times) for key, times in found.items()}
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _load_again(engine: Engine, copies: list[tuple[int, int]]) -> None:
+    """Blocks get the bytes that they have, by two threads as the carrier's."""
+    runner: Any = engine.runner
+    carrier = runner.mover
+    pieces, store = carrier._pieces, carrier._store
+
+    def work(part: list[tuple[int, int]]) -> None:
+        for block, place in part:
+            pieces.write(0, block, store.read(place, store.entry(place)))
+
+    threads = [Thread(target=work, args=(copies[number::2],)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _beside(engine: Engine, copies: list[tuple[int, int]], prompt: tuple[int, ...]) -> None:
+    loading = Thread(target=_load_again, args=(engine, copies))
+    loading.start()
+    first_token(engine, prompt)
+    loading.join()
 
 
 class Slow:
@@ -429,8 +487,9 @@ def tell_trace(given: Any, found: dict[str, dict[str, float]]) -> None:
 def main() -> None:
     """Measures one part."""
     parser = arguments(__doc__)
-    every = ("evicted", "restart", "faults", "queue", "redis", "objects", "trace")
-    parser.add_argument("--part", choices=every, default="evicted")
+    parts = {"evicted": evicted, "restart": restart, "faults": faults, "queue": queue, "overlap": overlap}
+    parts |= {"redis": shared, "objects": shared}
+    parser.add_argument("--part", choices=(*parts, "trace"), default="evicted")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights; else --model")
     parser.add_argument("--model", default="penstock-concierge")
     parser.add_argument("--quantize", default=None)
@@ -449,8 +508,6 @@ def main() -> None:
         if given.part == "trace":
             tell_trace(given, trace(given, model, folder / "kv"))
             return
-        parts = {"evicted": evicted, "restart": restart, "faults": faults, "queue": queue}
-        parts |= {"redis": shared, "objects": shared}
         times = parts[given.part](given, model, folder / "kv")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -19,11 +19,11 @@ from penstock.config.options import SchedulerOptions
 from penstock.core.admission import AdmissionControl
 from penstock.core.guidance import followed, lonely
 from penstock.core.kv.cache import KVCache
-from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.kv.node import Namespace
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight, PlanBuilder
 from penstock.core.policies.acceptance import Acceptance
+from penstock.core.policies.checkpoints import Checkpoints
 from penstock.core.policies.naming import namespace_of
 from penstock.core.policies.order import Gate, Policy, default_gates, policy_named
 from penstock.core.policies.pause import PauseGate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.kv.node import Node
+from penstock.core.policies.checkpoints import Checkpoints
 from penstock.core.protocol import CacheOpKind
 from penstock.core.request import EngineRequest
 from penstock.engine.loop import Engine

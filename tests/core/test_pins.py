@@ -134,6 +134,20 @@ def test_copies_below_stay_too() -> None:
     engine.scheduler.cache.transfers.tier.check_integrity()  # type: ignore[attr-defined]
 
 
+def test_pins_within_each_other_leave_nothing_behind() -> None:
+    """What a recurrent layer needs at the end of the shorter one goes with it, whichever ends first."""
+    for order in (("short", "long"), ("long", "short")):
+        engine = null_engine(blocks=40, checkpoints=8)
+        pinned(engine, PROMPT, "short")
+        pinned(engine, [*PROMPT, 2, 2, 1, 0, 0, 1, 2], "long")
+        for name in order:
+            asked(engine, "unpin", name=name)
+        filled(engine)
+        engine.scheduler.cache.clear()
+        engine.scheduler.check_integrity()
+        assert engine.stats().blocks_used == 0
+
+
 def test_a_question_changes_nothing() -> None:
     engine = null_engine(blocks=20)
     found(engine, PROMPT, "one", "salt")

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from penstock.config.cache_asks import Pin
 from penstock.config.cache_spec import CacheGroup
 from penstock.config.constraint import Thinking
 from penstock.config.errors import RequestError
@@ -42,9 +43,18 @@ from tests.core.harness import (
 )
 from tests.core.ownership import Ownership
 
-LIVES, RULES = 540, 50
+LIVES, RULES = 640, 50
 STEMS = tuple(tuple((stem * 7 + i * i + stem * i) % 3 for i in range(40)) for stem in range(5))
-KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear") + ("fork",) * 4 + ("rewind",) * 5
+KINDS = (
+    ("step",) * 40
+    + ("add",) * 7
+    + ("preempt",) * 2
+    + ("cancel", "fail", "clear")
+    + ("evict",) * 2
+    + ("fork",) * 4
+    + ("rewind",) * 5
+    + ("unpin",)
+)
 
 
 @dataclass(frozen=True)
@@ -79,11 +89,13 @@ ADDED = st.tuples(
     st.sampled_from([(), (), ((2, 5),), ((0, 1), (4, 3))]),  # media: start, length
     st.sampled_from([(), (), (), (1,), (0, 2, 1, 0, 1)]),  # a negative prompt
     st.sampled_from(HINTS),
+    st.sampled_from([None, None, None, None, None, None, 0.0, 1e6]),  # seconds that its prompt is pinned
 )
 CHOSEN = st.tuples(st.integers(0, 63))
 FAILURES = st.tuples(st.sampled_from(["submit", "before", "after"]))
 REWOUND = st.tuples(st.integers(0, 63), st.integers(0, 12))
 VALUES = {"add": ADDED, "cancel": CHOSEN, "preempt": CHOSEN, "fail": FAILURES, "fork": CHOSEN, "rewind": REWOUND}
+VALUES |= {"unpin": CHOSEN}
 
 
 @st.composite
@@ -197,7 +209,7 @@ class EngineLife(RuleBasedStateMachine):
         self, stem: tuple[int, ...], cut: int, suffix: list[int], n: int, max_tokens: int, greedy: bool,
         scored: int | None, stop: bool, priority: int, salt: str, owner: str, budget: int | None, end: tuple[int, ...],
         logprobs: int | None, speculate: bool, heard: str, media: tuple[tuple[int, int], ...],
-        negative: tuple[int, ...], hint: Retention,
+        negative: tuple[int, ...], hint: Retention, pin: float | None,
     ) -> bool:  # fmt: skip
         if negative:
             media, speculate = (), False
@@ -214,14 +226,16 @@ class EngineLife(RuleBasedStateMachine):
             prompt[span.start : span.end] = (index % 3 for index in range(span.length))
         asked = replace(
             asked, prompt_ids=tuple(prompt), owner=owner, speculate=speculate, media=tuple(spans),
-            retention=hint,
+            retention=hint, pin=None if pin is None else Pin(name, pin),
             encoder=EncoderInput(heard, 4) if heard and self.crosses else None,
         )  # fmt: skip
         try:
             self.engine.add(asked)
         except RequestError:
-            assert negative  # there is no room for two sequences
+            pins = self.engine.scheduler.cache.pins
+            assert negative or pin is not None or pins.reserved(0)  # there is no room for two, or beside what is pinned
             return False
+        self.counts["pins"] += pin is not None
         self.counts["guided"] += bool(negative)
         self.requests[name] = asked
         self.forks[name] = [[] for _ in range(n)]
@@ -243,6 +257,15 @@ class EngineLife(RuleBasedStateMachine):
         sequences = self.engine.scheduler.preempt(self._unfinished(choice))
         self.counts["preemptions for memory"] -= sequences
         return sequences > 0
+
+    def _unpin(self, choice: int) -> bool:
+        pins = self.engine.scheduler.cache.pins
+        held = [request for request, _ in pins.all()]
+        if not held:
+            return False
+        one = held[choice % len(held)]
+        assert one.pin is not None
+        return pins.drop(one.owner, one.pin.name)
 
     def _live(self, choice: int) -> Sequence | None:
         """A queued or running sequence of a request under no constraints, whose grammar state would have to follow."""
@@ -289,6 +312,13 @@ class EngineLife(RuleBasedStateMachine):
         cache.clear()
         return idle > 0
 
+    def _evict(self) -> bool:
+        """What is idle leaves the device: what was copied below stays there."""
+        tree = self.engine.scheduler.cache.tree
+        idle = sum(tree.idle)
+        tree.clear()
+        return idle > 0
+
     def _step(self) -> bool:
         works = self.engine.has_work
         self._take(self.engine.step(), failed=False)
@@ -330,6 +360,8 @@ class EngineLife(RuleBasedStateMachine):
             self.counts[kind] += number
         self.counts["accepted drafts"] += stats.accepted_tokens
         self.counts["refused drafts"] += stats.drafted_tokens - stats.accepted_tokens
+        while self._unpin(0):
+            self.engine.scheduler.check_integrity()
         self.engine.scheduler.cache.clear()
         self.engine.scheduler.check_integrity()
         assert self.engine.stats().blocks_used == self.pinned, "blocks leaked"
@@ -371,12 +403,13 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     if pytestconfig.getoption("--hypothesis-seed") is not None:
         return  # how often each thing happens differs with the seed
     assert sum(counts[kind] for kind in set(KINDS)) >= 100_000, counts
-    assert all(counts[kind] >= 500 for kind in KINDS), counts
+    assert all(counts[kind] >= 500 for kind in KINDS if kind != "unpin"), counts
     assert counts["accepted drafts"] >= 2_000 and counts["refused drafts"] >= 2_000, counts
     assert counts["rewinds in place"] >= 100, counts
     assert counts["save whole"] >= 5_000 and counts["save failed"] >= 500, counts
     assert counts["load whole"] >= 30 and counts["load failed"] >= 3, counts
-    assert counts["loads ahead"] >= 10, counts
+    assert counts["pins"] >= 200 and counts["unpin"] >= 50, counts
+    assert counts["loads ahead"] >= 5, counts
     assert counts["guided"] >= 300 and counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["plans beside one in flight"] >= 5_000, counts
     assert counts["hits after checkpoints"] >= 1_000 and counts["pinned prompts"] >= 50, counts

@@ -10,13 +10,13 @@ from penstock.config.cache_spec import CacheGroup, CacheKind
 from penstock.config.retention import NO_RETENTION
 from penstock.core.kv.allocation import Allocation, BlockTable
 from penstock.core.kv.block_pool import BlockPool
-from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.kv.cross import CrossStore
 from penstock.core.kv.groups import SlidingGroup, manager_of
 from penstock.core.kv.node import Match, Node
 from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.kv.states import StateGroup, States
 from penstock.core.kv.transfers import Transfers
+from penstock.core.policies.checkpoints import Checkpoints
 from penstock.core.policies.pins import Pins
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
 from penstock.core.sequence import Sequence, SequenceState

@@ -16,19 +16,12 @@ from typing import Any
 from penstock.core.kv.groups import FullGroup
 from penstock.core.kv.node import Key, Match, Namespace, Node
 from penstock.core.kv.observer import Observer
+from penstock.core.kv.serving import Serving
 from penstock.core.kv.states import States
 from penstock.core.policies import misses
 from penstock.core.policies.eviction import Evicted, EvictionOrder
 from penstock.core.policies.retention import Retained
 from penstock.core.protocol import NULL_BLOCK
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    n = min(len(a), len(b))
-    for i in range(n):
-        if a[i] != b[i]:
-            return i
-    return n
 
 
 class RadixTree:
@@ -45,6 +38,7 @@ class RadixTree:
         self._states = states or States()
         self._single = tuple(g for g, group in enumerate(groups) if not group.essential)  # blocks that go one by one
         self._essential = tuple(g for g, group in enumerate(groups) if group.essential)
+        self._serving = Serving(self._groups, self._single, self._states)
         self._block_size = block_size
         self._roots: dict[Hashable, Node] = {}  # of each space
         pools = self._pools
@@ -117,11 +111,11 @@ class RadixTree:
             node, position = child, position + size
         found = position
         portal = node.children.get(namespace.portal) if node.public else None
-        valid = self._servable(nodes)
+        valid = self._serving.whole(nodes)
         served, (tail, tail_tokens) = valid, (None, 0)
         if valid == len(nodes) or not self._states.divisible:
             rest = tuple(tokens[position : min(limit, position + size)])
-            tails = [self._best_tail(parent, nodes, rest) for parent in (node, portal) if parent is not None]
+            tails = [self._serving.tail(parent, nodes, rest) for parent in (node, portal) if parent is not None]
             tail, tail_tokens = max(tails, key=lambda found: found[1])
             found += tail_tokens
             served = len(nodes) if tail else valid
@@ -162,58 +156,9 @@ class RadixTree:
             chain.append(child)
             node = child
             gaps |= {g: node.depth for g in self._single if g not in node.below}
-            if self._states.kept_below(node) and self._serves(gaps, node.depth):
+            if self._states.kept_below(node) and self._serving.holds(gaps, node.depth):
                 best = len(chain)
         return tuple(chain[:best])
-
-    def _servable(self, nodes: list[Node]) -> int:
-        """How many leading nodes form a prefix with its state and with what every group needs of it."""
-        if not self._single and self._states.divisible:
-            return len(nodes)
-        best = 0
-        gaps = dict.fromkeys(self._single, 0)  # tokens before this position are not all there
-        for count, node in enumerate(nodes, 1):
-            for g in self._single:
-                if node.blocks[g] == NULL_BLOCK:
-                    gaps[g] = node.depth
-            if self._serves(gaps, node.depth) and self._states.kept(node):
-                best = count
-        return best
-
-    def _serves(self, gaps: dict[int, int], length: int) -> bool:
-        return all(gap <= self._groups[g].first_needed(length) for g, gap in gaps.items())
-
-    def _best_tail(self, node: Node, nodes: list[Node], rest: Key) -> tuple[Node | None, int]:
-        """The child of `node` that shares most of the tokens that follow; neighbours in key order suffice."""
-        if not rest or not node.order:
-            return None, 0
-        if not self._states.divisible:
-            return self._kept_tail(node, nodes, rest)
-        at = bisect_left(node.order, rest)
-        best: tuple[Node | None, int] = (None, 0)
-        for index in (at - 1, at):
-            if 0 <= index < len(node.order):
-                child = node.children[node.order[index]]
-                shared = _common(child.key, rest)
-                if shared > best[1] and self._tail_servable(nodes, child, node.depth + shared):
-                    best = (child, shared)
-        return best
-
-    def _kept_tail(self, node: Node, nodes: list[Node], rest: Key) -> tuple[Node | None, int]:
-        """The longest child of `node` that `rest` begins with and whose state is kept: it cannot be had in part."""
-        for count in range(len(rest), 0, -1):
-            child = node.children.get(rest[:count])
-            if child and child.filled and self._states.kept(child) and self._tail_servable(nodes, child, child.depth):
-                return child, count
-        return None, 0
-
-    def _tail_servable(self, nodes: list[Node], child: Node, length: int) -> bool:
-        gaps: dict[int, int] = {}
-        for g in self._single:
-            if child.blocks[g] == NULL_BLOCK and self._groups[g].first_needed(length) < length:
-                return False
-            gaps[g] = next((n.depth for n in reversed(nodes) if n.blocks[g] == NULL_BLOCK), 0)
-        return self._serves(gaps, length)
 
     def _pending(self, node: Node, namespace: Namespace, tokens: Sequence[int], position: int) -> tuple[int, Any]:
         """Where the last block that another sequence is now computing for this prefix ends, and that sequence; 0, None.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.core.kv.allocation import Allocation
-from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.kv.node import Match, Node
+from penstock.core.policies.checkpoints import Checkpoints
 from penstock.core.protocol import CacheOp, CacheOpKind
 
 if TYPE_CHECKING:

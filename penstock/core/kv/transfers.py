@@ -223,10 +223,10 @@ class Transfers:
         return {load.sequence for load in self._loads.values() if load.sequence and load.sequence.slot < 0}
 
     def clear(self) -> None:
-        """Forgets the copies below that nobody is reading."""
+        """Forgets the copies below that nobody is reading, but those of pinned prefixes."""
         busy = {load.place for load in self._loads.values()}
         for node, group, place in list(self._cache.tree.copies_below()):
-            if place not in busy:
+            if place not in busy and not node.pins:
                 self.tier.free(place)
                 self._cache.tree.forget_below(node, group)
 

@@ -52,6 +52,7 @@ class Pins:
         self._coming: dict[str, EngineRequest] = {}  # by request
         self._next = inf  # when one ends
         self._blocks: Counter[tuple[int, int]] = Counter()  # how many pins hold each
+        self._ends: Counter[Node] = Counter()  # how many pins end there, where a state is kept for them
         self.changed: Callable[[], None] = lambda: None
 
     def reserved(self, group: int) -> int:
@@ -120,7 +121,9 @@ class Pins:
     def hold(self, sequence: Sequence) -> None:
         """A prompt that is to be pinned was computed, to its end."""
         request, allocation = sequence.request, sequence.allocation
-        if request.pin is None or allocation is None or self._coming.pop(request.request_id, None) is None:
+        if request.pin is None or allocation is None or sequence.follows:
+            return
+        if self._coming.pop(request.request_id, None) is None:  # another of its sequences was first
             return
         node = allocation.cursor
         while node.parent is not None and not (node.key and self._cache.states.kept(node)):
@@ -131,7 +134,8 @@ class Pins:
         for g, block in blocks:
             self._cache.tree.retain(g, block)
         self._blocks.update(blocks)
-        if not node.pins:
+        self._ends[node] += 1
+        if self._ends[node] == 1:
             self._cache.states.pin(node)
         for one in _path(node):
             one.pins += 1
@@ -155,7 +159,9 @@ class Pins:
             one.pins -= 1
             if not one.pins and one.below:
                 self._cache.transfers.tier.unpinned(one)
-        if not held.node.pins:
+        self._ends[held.node] -= 1
+        if not self._ends[held.node]:
+            del self._ends[held.node]
             self._cache.states.unpin(held.node)
         self._cache.release_all(list(held.blocks))
         self.changed()
