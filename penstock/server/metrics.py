@@ -281,6 +281,14 @@ def _under_all_names(metric: Metric, samples: Iterable[Sample]) -> Iterator[Metr
         yield renamed
 
 
+def _accepted_by_position(stats: EngineStats) -> Metric:
+    about = "Proposals whose drafts were right up to this position."
+    family = CounterMetricFamily("penstock_spec_decode_num_accepted_tokens_per_pos", about, labels=["position"])
+    for position, accepted in stats.accepted_by_position:
+        family.add_metric([str(position)], accepted)
+    return family
+
+
 def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[Metric]:
     used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
     for name, about, value in (
@@ -330,11 +338,7 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         for reason, count in counts:
             family.add_metric([reason], count)
         yield family
-    about = "Proposals whose drafts were right up to this position."
-    places = CounterMetricFamily("penstock_spec_decode_num_accepted_tokens_per_pos", about, labels=["position"])
-    for position, accepted in stats.accepted_by_position:
-        places.add_metric([str(position)], accepted)
-    yield places
+    yield _accepted_by_position(stats)
     parts = CounterMetricFamily("penstock_engine_seconds", "Time in the parts of all steps.", labels=["part"])
     for part in ("plan", "build", "forward", "sample", "commit"):
         parts.add_metric([part], getattr(stats, f"{part}_seconds"))

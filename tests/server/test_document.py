@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.not_here import LISTED, NOT_HERE
 from penstock.server.paths import FORMS
-from tests.server.support import Running, running
+from tests.server.support import Running, running, until
 
 CHECKS = (status_code_conformance, content_type_conformance, negative_data_rejection)
 KSERVE = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -237,5 +237,8 @@ def test_sub_routes_that_are_not_there(fuzzed: Running, path: str) -> None:
 
 def test_the_engine_served_some_of_them(fuzzed: Running) -> None:
     assert len(fuzzed.runner.seen) > 10
+    until(lambda: not (fuzzed.client._streams or fuzzed.live))
+    for pin in httpx.get(f"{fuzzed.url}/v1/cache/pins").json()["data"]:
+        assert httpx.delete(f"{fuzzed.url}/v1/cache/pins/{pin['id']}").status_code == 200
     fuzzed.until_idle()
     assert httpx.post(f"{fuzzed.url}/v1/completions", json={"prompt": "Hello"}).status_code == 200
