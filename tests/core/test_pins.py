@@ -98,6 +98,18 @@ def test_pins_have_a_share_and_owners_a_share_of_that() -> None:
         pinned(null_engine(caching=False), PROMPT)
 
 
+def test_two_that_come_at_once_have_not_one_name() -> None:
+    engine = null_engine(blocks=60, max_model_len=64)
+    engine.add(replace(request("one", PROMPT, max_tokens=1), pin=Pin("p", 60.0)))
+    with pytest.raises(RequestError) as refused:
+        engine.add(replace(request("two", [7, *PROMPT], max_tokens=1), pin=Pin("p", 90.0)))
+    assert refused.value.code == "pin_exists"
+    run(engine)
+    assert asked(engine, "unpin", name="p") == {"deleted": True}
+    engine.scheduler.cache.clear()
+    assert engine.stats().blocks_used == 0
+
+
 def test_what_is_answered_still_fits_beside_a_pin() -> None:
     engine = null_engine(blocks=20, max_model_len=72)
     engine.add(request("long", list(range(1, 33)), max_tokens=36))  # 17 of 19 blocks
