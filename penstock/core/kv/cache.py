@@ -425,7 +425,7 @@ class KVCache:
         """Ends what the sequence holds; with `keep`, its partial last block stays in the tree as well."""
         allocation = _held(sequence)
         self.tree.withdraw(allocation.announced, sequence)
-        if keep:
+        if keep and not sequence.loading:  # whose state is not there yet
             self.offer(sequence)
         held = self.transfers.detach(allocation)
         self.tree.move(allocation.cursor, None)
