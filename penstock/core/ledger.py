@@ -72,12 +72,12 @@ class Ledger:
         self.counters.preemptions += 1
         self.restart(sequence)
 
-    def restart(self, sequence: Sequence) -> None:
+    def restart(self, sequence: Sequence, *, keep: bool = True) -> None:
         """As `send_back`, but not for want of memory; what loads ahead of others, which has no slot, just ends."""
         if sequence.slot < 0:
             self._cache.end_preload(sequence)
             return
-        self._leave_batch(sequence, keep=True)
+        self._leave_batch(sequence, keep=keep)
         self._queues.enqueue(sequence)
 
     def load_failed(self, sequence: Sequence, *, late: bool = False) -> None:

@@ -366,7 +366,7 @@ class Scheduler:
             self._settlement.take_proposals(result.proposals, in_flight)
 
     def fail_outstanding(self, error: str) -> None:
-        """Ends every sequence that has a step in flight with an error: what those steps did is unknown."""
+        """Ends every sequence that has a step in flight with an error, what those did is unknown; others start anew."""
         entries = [entry for in_flight in self._outstanding.values() for entry in in_flight]
         self.cache.forget_unfinished(entry.sequence for entry in entries)
         for sequence in self.cache.transfers.fail_all():
@@ -377,6 +377,8 @@ class Scheduler:
             for entry in in_flight:
                 if entry.sequence.state is not SequenceState.FINISHED:
                     self.ledger.finish(entry.sequence, FinishReason.ERROR, error=error)
+        for sequence in list(self.running):  # what those steps were to copy for it is unknown
+            self.ledger.restart(sequence, keep=False)
 
     def _step_over(self, step: int) -> None:
         self.cache.step_committed(step)
