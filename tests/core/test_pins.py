@@ -10,7 +10,7 @@ import pytest
 from penstock.config.cache_asks import Ask, Pin
 from penstock.config.errors import RequestError
 from penstock.core.policies import pins
-from penstock.core.request import EngineRequest, FinishReason
+from penstock.core.request import PUBLIC, EngineRequest, FinishReason
 from penstock.engine.loop import Engine
 from tests.core.harness import SlowMover, expected_tokens, null_engine, request, run
 
@@ -158,6 +158,28 @@ def test_pins_within_each_other_leave_nothing_behind() -> None:
         engine.scheduler.cache.clear()
         engine.scheduler.check_integrity()
         assert engine.stats().blocks_used == 0
+
+
+def test_a_pinned_state_that_a_failed_step_was_to_keep_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = null_engine(blocks=40, checkpoints=8)
+    engine.add(replace(request("pin", PROMPT, max_tokens=3), pin=Pin("p", 60.0)))
+    while not asked(engine, "pins")["pins"]:
+        engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "sample", None)
+        engine.step()
+    assert (found(engine, PROMPT), found(engine, PROMPT)) == (0, 12)
+    assert asked(engine, "unpin", name="p") == {"deleted": True}
+    engine.scheduler.check_integrity()
+
+
+def test_a_pin_of_what_everybody_keeps_ends_without_it() -> None:
+    engine = null_engine(blocks=40, checkpoints=4)
+    run(engine, replace(request("shared", PROMPT[:12], max_tokens=2), owner=PUBLIC))
+    pinned(engine, PROMPT)
+    assert asked(engine, "unpin", name="p") == {"deleted": True}
+    filled(engine)
+    assert found(engine, [*PROMPT[:12], 9]) == 12
 
 
 def test_a_question_changes_nothing() -> None:
