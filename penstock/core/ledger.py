@@ -85,7 +85,7 @@ class Ledger:
         self.counters.failed_loads += not late
         if sequence.slot >= 0:
             sequence.missed = FAILED_LOADS[late]
-            self.counters.miss_reasons[sequence.missed] += 1
+            self.counters.miss_reasons[sequence.missed] += sequence.request.counted and sequence.index == 0
         self.restart(sequence)
 
     def accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:

@@ -74,9 +74,7 @@ def test_who_asks_again_has_the_time_again(monkeypatch: pytest.MonkeyPatch) -> N
     now += 59.0
     for first in range(4):
         filled(engine, 8, first=12 + 9 * first)
-    assert (
-        found(engine, asked("again", 10, Retention())) == 8
-    )  # the last block was computed anew, to be kept for a second
+    assert found(engine, asked("again", 10, Retention())) == 8  # the last block was computed anew
 
 
 def test_a_prefix_that_was_there_is_kept_from_now_on() -> None:
