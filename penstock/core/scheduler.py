@@ -367,8 +367,8 @@ class Scheduler:
 
     def fail_outstanding(self, error: str) -> None:
         """Ends every sequence that has a step in flight with an error, what those did is unknown; others start anew."""
-        entries = [entry for in_flight in self._outstanding.values() for entry in in_flight]
-        self.cache.forget_unfinished(entry.sequence for entry in entries)
+        begun = [entry.sequence for in_flight in self._outstanding.values() for entry in in_flight]
+        self.cache.forget_unfinished([*begun, *(one for one in self.running if not one.introduced)])
         for sequence in self.cache.transfers.fail_all():
             self.ledger.restart(sequence)
         while self._outstanding:
