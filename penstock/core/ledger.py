@@ -72,12 +72,12 @@ class Ledger:
         self.counters.preemptions += 1
         self.restart(sequence)
 
-    def restart(self, sequence: Sequence) -> None:
+    def restart(self, sequence: Sequence, *, keep: bool = True) -> None:
         """As `send_back`, but not for want of memory; what loads ahead of others, which has no slot, just ends."""
         if sequence.slot < 0:
             self._cache.end_preload(sequence)
             return
-        self._leave_batch(sequence, keep=True)
+        self._leave_batch(sequence, keep=keep)
         self._queues.enqueue(sequence)
 
     def load_failed(self, sequence: Sequence, *, late: bool = False) -> None:
@@ -85,7 +85,7 @@ class Ledger:
         self.counters.failed_loads += not late
         if sequence.slot >= 0:
             sequence.missed = FAILED_LOADS[late]
-            self.counters.miss_reasons[sequence.missed] += 1
+            self.counters.miss_reasons[sequence.missed] += sequence.request.counted and sequence.index == 0
         self.restart(sequence)
 
     def accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:

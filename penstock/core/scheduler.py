@@ -366,9 +366,9 @@ class Scheduler:
             self._settlement.take_proposals(result.proposals, in_flight)
 
     def fail_outstanding(self, error: str) -> None:
-        """Ends every sequence that has a step in flight with an error: what those steps did is unknown."""
-        entries = [entry for in_flight in self._outstanding.values() for entry in in_flight]
-        self.cache.forget_unfinished(entry.sequence for entry in entries)
+        """Ends every sequence that has a step in flight with an error, what those did is unknown; others start anew."""
+        begun = [entry.sequence for in_flight in self._outstanding.values() for entry in in_flight]
+        self.cache.forget_unfinished([*begun, *(one for one in self.running if not one.introduced)])
         for sequence in self.cache.transfers.fail_all():
             self.ledger.restart(sequence)
         while self._outstanding:
@@ -377,6 +377,8 @@ class Scheduler:
             for entry in in_flight:
                 if entry.sequence.state is not SequenceState.FINISHED:
                     self.ledger.finish(entry.sequence, FinishReason.ERROR, error=error)
+        for sequence in list(self.running):  # what those steps were to copy for it is unknown
+            self.ledger.restart(sequence, keep=False)
 
     def _step_over(self, step: int) -> None:
         self.cache.step_committed(step)

@@ -302,8 +302,12 @@ class DecodeGraphs:
         return len(left) > 1
 
     def dry_run(self) -> None:
-        """Makes the largest recording to see what memory it takes: as much as all of them, since they share a pool."""
-        self._make(self._sizes[-1])
+        """Makes the largest recordings to see what memory they take: as much as all of them, since they share a pool.
+
+        Rows have tables and plans, tokens have activations: that of most rows may take more than that of most tokens.
+        """
+        for size in dict.fromkeys((max(self._sizes, key=lambda size: size.rows), self._sizes[-1])):
+            self._make(size)
 
     def _full(self, size: _Size) -> bool:
         """Whether there are so many recordings of that kind that there are to be no more."""

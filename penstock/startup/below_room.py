@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.config.options import EngineOptions
 from penstock.transfer.places import place_bytes
+from penstock.transfer.shared import MOST_QUEUED
 
 # What a place on disk takes in memory, where it is written what it is a copy of (measured: 2.5 KB of 16 tokens).
 _NODE_BYTES: Final = 1200
@@ -24,7 +25,7 @@ class BelowRoom:
     Attributes:
         places: blocks of tokens, each in all cache groups.
         index_bytes: what naming them takes in memory, once all are in use.
-        memory_bytes: that, and the copies in memory.
+        memory_bytes: that, the copies in memory, and what waits to be sent to a shared store.
     """
 
     places: int
@@ -50,4 +51,5 @@ def below_room(options: EngineOptions, sizes: Sequence[int], memory: int | None 
     each = _NODE_BYTES + _TOKEN_BYTES * options.block_size + _COPY_BYTES * len(sizes)
     if memory is not None:
         places = min(places, int(memory * _MOST_INDEX_SHARE) // each)
-    return BelowRoom(places, places * each, places * each + (options.kv_ram or 0))
+    copies = (options.kv_ram or 0) + (MOST_QUEUED if options.kv_store else 0)
+    return BelowRoom(places, places * each, places * each + copies)

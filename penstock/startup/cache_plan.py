@@ -94,7 +94,7 @@ def plan_caches(
     blocks = [_group_bytes(caches, group, sizes) for group in groups]
     if caches.guests and (place := every_position(groups)) is not None:
         blocks[place] += guest_bytes(caches, options)
-    if (options.kv_ram or options.kv_disk) and options.torch_device == "cpu":
+    if (options.kv_ram or options.kv_disk or options.kv_store) and options.torch_device == "cpu":
         states = state_bytes(caches.specs)
         below = below_room(options, [*blocks, *([states] if states else [])], limits.available_bytes).memory_bytes
         told = f"{limits.where}, beside {format_bytes(below)} for copies of blocks (--kv-ram) and names of those below"

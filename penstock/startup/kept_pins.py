@@ -18,9 +18,11 @@ from penstock.config.sampling import SamplingParams
 from penstock.core.policies.pins import MOST_PINS, Pins
 from penstock.core.request import EngineRequest
 from penstock.transfer.folder import FRESH_PINS, PINS
+from penstock.transfer.sealing import Sealing
 
 log = logging.getLogger(__name__)
 _MOST_BYTES: Final = 64 << 20
+_NAME: Final = b"pins"  # that they are sealed under
 _ONE: Final = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -46,8 +48,10 @@ class KeptPins:
     Prompts with adapters or media are left out: what these are is not known at a start.
     """
 
-    def __init__(self, folder: Path, pins: Pins, add: Callable[[EngineRequest], bool]) -> None:
+    def __init__(self, folder: Path, pins: Pins, add: Callable[[EngineRequest], bool], sealing: Sealing) -> None:
+        """`sealing` is how the folder's copies are written; `add` queues a request."""
         self._folder = folder
+        self._sealing = sealing
         self._pins = pins
         self._add = add
         self._again = self._read()
@@ -77,10 +81,12 @@ class KeptPins:
             handle = os.open(self._folder / PINS, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(handle, "rb") as file:
                 data = file.read(_MOST_BYTES + 1)
-            found = msgspec.json.decode(data, type=list[KeptPin]) if len(data) <= _MOST_BYTES else []
+            if len(data) > _MOST_BYTES:
+                return []
+            found = msgspec.json.decode(self._sealing.unseal(data, _NAME), type=list[KeptPin])
         except FileNotFoundError:
             return []
-        except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("what was pinned before is not known: %s in %s cannot be read (%s)", PINS, self._folder, error)
             return []
         return [kept for kept in found[:MOST_PINS] if kept.tokens and min(kept.tokens) >= 0]
@@ -98,5 +104,5 @@ class KeptPins:
         with suppress(OSError):
             handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode([*kept, *self._again]))
+                file.writelines(self._sealing.seal([msgspec.json.encode([*kept, *self._again])], _NAME))
             os.replace(fresh, self._folder / PINS)

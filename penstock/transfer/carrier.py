@@ -26,12 +26,11 @@ _CLOSING_S = 10.0  # a transfer that has begun may take so long at the end
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A transfer; `begun` is what the bytes of a save are read by, `life` when it was asked for."""
+    """A transfer; `begun` is what the bytes of a save are read by, or what a load is to come after."""
 
     op: CacheOp
     entry: Entry
     begun: Any
-    life: int
 
 
 class _Ranked(NamedTuple):
@@ -56,11 +55,10 @@ class Carrier(Mover):
         self._jobs: PriorityQueue[_Ranked] = PriorityQueue()
         self._numbers = count()
         self._changed = Condition()
-        self._life = 0  # how often all was ended
         self._finished: list[int] = []
         self._failed: list[int] = []
-        self._under_way = 0
-        self._loads: set[int] = set()  # that have not ended
+        self._under_way: set[int] = set()  # that have not ended
+        self._loads: set[int] = set()  # of these
         self._waiting: set[int] = set()  # what may still be given up: loads that have not begun, saves not yet written
         self._told = float("-inf")
         self._threads = [Thread(target=self._work, name=f"kv-{n}", daemon=True) for n in range(threads)]
@@ -75,17 +73,17 @@ class Carrier(Mover):
             entry = self._store.entry(op.place)
         except KeyError:  # another's load of the same copy has found it damaged since
             with self._changed:
-                self._under_way += 1
+                self._under_way.add(op.transfer)
                 self._end(op.transfer, failed=True)
             return
-        begun = self._pieces.begin(op.group, op.source) if op.kind is CacheOpKind.SAVE else None
+        saves = op.kind is CacheOpKind.SAVE
+        begun = self._pieces.begin(op.group, op.source) if saves else self._pieces.before(op.group)
         with self._changed:
-            self._under_way += 1
+            self._under_way.add(op.transfer)
             self._waiting.add(op.transfer)
-            if op.kind is CacheOpKind.LOAD:
+            if not saves:
                 self._loads.add(op.transfer)
-        rank = int(op.kind is CacheOpKind.SAVE)
-        self._jobs.put(_Ranked(rank, next(self._numbers), _Job(op, entry, begun, self._life)))
+        self._jobs.put(_Ranked(int(saves), next(self._numbers), _Job(op, entry, begun)))
 
     def ended(self, wait: float = 0.0) -> Ended:
         if not (self._under_way or self._finished):
@@ -102,8 +100,7 @@ class Carrier(Mover):
 
     def abort(self) -> None:
         with self._changed:
-            self._life += 1
-            self._under_way = 0
+            self._under_way.clear()
             self._waiting.clear()
             self._loads.clear()
             self._finished.clear()
@@ -117,23 +114,21 @@ class Carrier(Mover):
                 self._end(transfer, failed=False)
 
     def _end(self, transfer: int, *, failed: bool) -> None:
-        self._under_way -= 1
+        """Unless it has ended: a save that was given up may fail after that."""
+        if transfer not in self._under_way:
+            return
+        self._under_way.remove(transfer)
         self._loads.discard(transfer)
         self._finished.append(transfer)
         if failed:
             self._failed.append(transfer)
         self._changed.notify_all()
 
-    def _wanted(self, job: _Job) -> bool:
-        """Whether a job has not been given up."""
-        return job.life == self._life and job.op.transfer in self._waiting
-
     def _settled(self, job: _Job) -> bool:
         """Whether a job is still wanted, which it is then to its end."""
         with self._changed:
-            wanted = self._wanted(job)
-            if wanted:
-                self._waiting.remove(job.op.transfer)
+            wanted = job.op.transfer in self._waiting
+            self._waiting.discard(job.op.transfer)
         return wanted
 
     def close(self) -> None:
@@ -190,14 +185,14 @@ class Carrier(Mover):
         self._pieces.put(place, op.group, data)
 
     def _place(self, group: int, jobs: Sequence[_Job]) -> None:
-        self._pieces.lift(group, len(jobs))
+        self._pieces.lift(group, [job.begun for job in jobs])
         with self._changed:  # which keeps `abort` waiting, after which the block may be another's
-            targets = {place: job.op.target for place, job in enumerate(jobs) if job.life == self._life}
+            targets = {place: job.op.target for place, job in enumerate(jobs) if job.op.transfer in self._under_way}
             if targets:
                 self._pieces.write(group, targets)
 
     def _save(self, group: int, jobs: Sequence[_Job]) -> None:
-        wanted = [job for job in jobs if self._wanted(job)]
+        wanted = [job for job in jobs if job.op.transfer in self._waiting]
         begun = [job.begun for job in wanted]
         read: list[Sequence[Bytes]] = []
         if wanted and not self._done(wanted[0], lambda: read.extend(self._pieces.read(group, begun))):
@@ -213,9 +208,8 @@ class Carrier(Mover):
     def _finish(self, jobs: Sequence[_Job], *, failed: bool) -> None:
         with self._changed:
             for job in jobs:
-                if job.life == self._life:
-                    self._waiting.discard(job.op.transfer)
-                    self._end(job.op.transfer, failed=failed)
+                self._waiting.discard(job.op.transfer)
+                self._end(job.op.transfer, failed=failed)
 
     def _done(self, job: _Job, work: Callable[[], None]) -> bool:
         """Whether what is done for a job goes well.

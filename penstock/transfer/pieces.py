@@ -38,14 +38,20 @@ class Pieces(Protocol):
         A state slot is copied: it may be another's before the next step.
         """
 
+    def before(self, group: int) -> Any:
+        """What a load into a group has to come after, for `lift`.
+
+        Steps so far may still use a state slot that is loaded; no block that is, which waits for these to commit.
+        """
+
     def read(self, group: int, begun: Sequence[Any]) -> Sequence[Sequence[Bytes]]:
         """The bytes of blocks; for another thread to call, and valid until that calls this or `put` again."""
 
     def put(self, place: int, group: int, data: Bytes) -> None:
         """Takes bytes of a block, `sizes[group]` many, to this thread's place of that number."""
 
-    def lift(self, group: int, count: int) -> None:
-        """Takes what lies at so many places to the device, beside the blocks."""
+    def lift(self, group: int, before: Sequence[Any]) -> None:
+        """Takes what lies at the first places to the device, beside the blocks, once what is before each is over."""
 
     def write(self, group: int, targets: Mapping[int, int]) -> None:
         """Sets the bytes of blocks, by place, to what was lifted, and ends when the device has them."""
@@ -78,7 +84,10 @@ class HostPieces:
     def put(self, place: int, group: int, data: Bytes) -> None:
         self._of_thread.data = np.frombuffer(data, np.uint8)
 
-    def lift(self, group: int, count: int) -> None:
+    def before(self, group: int) -> None:
+        return None
+
+    def lift(self, group: int, before: Sequence[Any]) -> None:
         pass
 
     def write(self, group: int, targets: Mapping[int, int]) -> None:
@@ -123,6 +132,9 @@ class DevicePieces:
             kept = self._torch.cat([array[index] for array in self._arrays[group]])
         return _Begun(index, kept, self._stream().record_event() if self._cuda else None)
 
+    def before(self, group: int) -> Any:
+        return self._stream().record_event() if self._cuda and group == self.states else None
+
     def read(self, group: int, begun: Sequence[Any]) -> Sequence[Sequence[Bytes]]:
         staged = self._staging(group, len(begun))
         with self._aside():
@@ -133,16 +145,19 @@ class DevicePieces:
             else:
                 indices = self._indices(one.block for one in begun)
                 found = self._torch.cat([array.index_select(0, indices) for array in self._arrays[group]], 1)
-            staged.copy_(found.view(self._torch.uint8), non_blocking=True)
+            staged.copy_(found.view(self._torch.uint8), non_blocking=self._cuda)
             self._wait()
         return [[row.data] for row in staged.numpy()]
 
     def put(self, place: int, group: int, data: Bytes) -> None:
         self._staging(group, place + 1)[place].numpy()[:] = np.frombuffer(data, np.uint8)
 
-    def lift(self, group: int, count: int) -> None:
+    def lift(self, group: int, before: Sequence[Any]) -> None:
         with self._aside():
-            self._of_thread.lifted = self._staging(group, count).to(self._device, non_blocking=True)
+            for ready in before:
+                if ready is not None:
+                    self._stream().wait_event(ready)
+            self._of_thread.lifted = self._staging(group, len(before)).to(self._device, non_blocking=self._cuda)
             self._wait()
 
     def write(self, group: int, targets: Mapping[int, int]) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _THREADS: Final = 2  # that send, and as many that search
 _MOST_OTHERS: Final = 512  # blocks that are asked for copies in the groups that not all need
 _MOST_SEARCHES: Final = 64  # that wait
-_MOST_QUEUED: Final = 256 << 20  # bytes
+MOST_QUEUED: Final = 256 << 20  # bytes
 _SPOILT_S: Final = 60.0  # for so long nobody is told of a copy that could not be had
 _MOST_SPOILT: Final = 65_536
 _CLOSING_S: Final = 3.0
@@ -173,7 +173,7 @@ class SharedStore(Described):
         """Queues a block, unless there is no room or the store does not answer."""
         name = self.name(entry.digest, entry.group)
         with self._changed:
-            if self._rests.resting or self._queued + len(data) > max(_MOST_QUEUED, len(data)):
+            if self._rests.resting or self._queued + len(data) > max(MOST_QUEUED, len(data)):
                 return False
             if name not in self._unsent:
                 self._unsent[name] = entry, data

@@ -56,7 +56,7 @@ class SlowMover:
     """
 
     def __init__(self, failing: int = 0, lost: int = 0, latest: int = 0) -> None:
-        self._fates = (failing, lost, latest)
+        self.fates = (failing, lost, latest)
         self._below: dict[int, list[int]] = {}
         self._moving: list[tuple[int, bool, CacheOp, Callable[[], list[int]]]] = []
         self._step = 0
@@ -64,7 +64,7 @@ class SlowMover:
         self.ended: Counter[str] = Counter()
 
     def start(self, op: CacheOp, read: Callable[[], list[int]]) -> None:
-        failing, lost, latest = self._fates
+        failing, lost, latest = self.fates
         fate = mix(op.transfer)
         delay = 10**9 if fate % 16 < lost else mix(fate) % (latest + 1)
         self._moving.append((self._step + delay, mix(fate + 1) % 16 < failing, op, read))

@@ -9,7 +9,7 @@ from penstock.core.policies.checkpoints import Checkpoints
 from penstock.core.protocol import CacheOpKind
 from penstock.core.request import EngineRequest
 from penstock.engine.loop import Engine
-from tests.core.harness import Collector, expected_tokens, null_engine, request, run
+from tests.core.harness import Collector, SlowMover, expected_tokens, null_engine, request, run
 
 PROMPT = list(range(1, 31))  # seven blocks of four tokens, and two tokens
 
@@ -150,3 +150,46 @@ def test_slots() -> None:
     assert c.state is None
     slots.check_integrity()
     assert Checkpoints(3, 0).give(a) is None
+
+
+def test_a_load_that_a_step_ends_leaves_no_state_that_nobody_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    mover = SlowMover()
+    engine = null_engine(checkpoints=8, mover=mover, places=32)
+    answered(engine, request("below", PROMPT))
+    while engine.prepare():
+        pass
+    engine.scheduler.cache.tree.clear()
+    assert cached(engine, "on the device", PROMPT[:14]) == 0
+    mover.fates = (0, 16, 0)  # no load ends
+    engine.add(request("loads", [*PROMPT, 3]))
+    engine.step()
+    assert engine.scheduler.cache.transfers.loading
+    engine.add(request("other", [40, 41]))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "submit", None)
+        engine.step()
+    mover.fates = (0, 0, 0)
+    assert run(engine).tokens["loads", 0] == expected_tokens(request("loads", [*PROMPT, 3]), 0)
+    answered(engine, request("found", [*PROMPT[:12], 45, 46]))
+
+
+def test_a_loaded_state_that_a_failed_step_was_to_copy_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    mover = SlowMover()
+    engine = null_engine(checkpoints=8, mover=mover, places=32, policy="priority", budget=8)
+    answered(engine, request("below", PROMPT))
+    while engine.prepare():
+        pass
+    engine.scheduler.cache.tree.clear()
+    mover.fates = (0, 16, 0)  # no load ends
+    engine.add(request("loads", [*PROMPT, 3]))
+    engine.step()
+    engine.add(request("first", list(range(1, 60)), priority=-1))  # takes all tokens of every step
+    engine.step()
+    mover.hurry()
+    engine.step()
+    (loads,) = (one for one in engine.scheduler.running if one.request.request_id == "loads")
+    assert (loads.loading, loads.computed, loads.introduced) == (False, 28, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "sample", None)
+        assert [one.request_id for one in engine.step() if one.error] == ["first"]
+    assert run(engine).tokens["loads", 0] == expected_tokens(request("loads", [*PROMPT, 3]), 0)

@@ -16,7 +16,7 @@ from penstock.core.policies.naming import media_key
 from penstock.core.protocol import EncoderWork, StepPlan
 from penstock.core.request import EngineRequest
 from penstock.engine.loop import Engine
-from tests.core.harness import CROSS, OPTIONAL, expected_tokens, null_engine, request, run
+from tests.core.harness import CROSS, OPTIONAL, SlowMover, expected_tokens, null_engine, request, run
 
 
 def heard(name: str, digest: str, length: int = 6, **more: object) -> EngineRequest:
@@ -219,3 +219,23 @@ def test_the_encoder_is_asked_for_placeholders_when_they_are_computed(monkeypatc
 def test_a_medium_larger_than_a_step_is_refused() -> None:
     with pytest.raises(RequestError, match="takes 9 tokens, but a step computes at most 8"):
         null_engine(budget=8).add(shown("a", MediaSpan("x", 2, 9)))
+
+
+def test_what_a_failed_step_was_to_encode_for_who_still_loads_is_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    mover = SlowMover()
+    engine = null_engine(more_groups=(CROSS,), blocks=(64, 9), vocab_size=50, mover=mover, places=32)
+    prompt, heard = list(range(1, 15)), EncoderInput("audio", 6)
+    run(engine, replace(request("below", prompt), encoder=heard))
+    while engine.prepare():
+        pass
+    engine.scheduler.cache.tree.clear()
+    engine.scheduler.cache.cross.clear()
+    mover.fates = (0, 16, 0)  # no load ends
+    asked = replace(request("loads", [*prompt, 3]), encoder=heard)
+    engine.add(asked)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "submit", None)
+        engine.step()
+    assert engine.scheduler.waiting and engine.scheduler.cache.cross.idle == 0
+    mover.fates = (0, 0, 0)
+    assert run(engine).tokens["loads", 0] == expected_tokens(asked, 0)

@@ -72,7 +72,7 @@ def test_what_lies_below(fate: tuple[int, int, int], reason: str, found: int) ->
     prompt = PROMPT[:11]  # two blocks and three tokens, the last of which is always computed
     told(engine, prompt)
     filled(engine)
-    mover._fates = fate
+    mover.fates = fate
     assert told(engine, prompt) == (reason, found)
     assert dict(engine.stats().miss_reasons)[reason] == 1
 

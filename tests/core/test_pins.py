@@ -10,7 +10,7 @@ import pytest
 from penstock.config.cache_asks import Ask, Pin
 from penstock.config.errors import RequestError
 from penstock.core.policies import pins
-from penstock.core.request import EngineRequest, FinishReason
+from penstock.core.request import PUBLIC, EngineRequest, FinishReason
 from penstock.engine.loop import Engine
 from tests.core.harness import SlowMover, expected_tokens, null_engine, request, run
 
@@ -98,6 +98,18 @@ def test_pins_have_a_share_and_owners_a_share_of_that() -> None:
         pinned(null_engine(caching=False), PROMPT)
 
 
+def test_two_that_come_at_once_have_not_one_name() -> None:
+    engine = null_engine(blocks=60, max_model_len=64)
+    engine.add(replace(request("one", PROMPT, max_tokens=1), pin=Pin("p", 60.0)))
+    with pytest.raises(RequestError) as refused:
+        engine.add(replace(request("two", [7, *PROMPT], max_tokens=1), pin=Pin("p", 90.0)))
+    assert refused.value.code == "pin_exists"
+    run(engine)
+    assert asked(engine, "unpin", name="p") == {"deleted": True}
+    engine.scheduler.cache.clear()
+    assert engine.stats().blocks_used == 0
+
+
 def test_what_is_answered_still_fits_beside_a_pin() -> None:
     engine = null_engine(blocks=20, max_model_len=72)
     engine.add(request("long", list(range(1, 33)), max_tokens=36))  # 17 of 19 blocks
@@ -146,6 +158,28 @@ def test_pins_within_each_other_leave_nothing_behind() -> None:
         engine.scheduler.cache.clear()
         engine.scheduler.check_integrity()
         assert engine.stats().blocks_used == 0
+
+
+def test_a_pinned_state_that_a_failed_step_was_to_keep_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = null_engine(blocks=40, checkpoints=8)
+    engine.add(replace(request("pin", PROMPT, max_tokens=3), pin=Pin("p", 60.0)))
+    while not asked(engine, "pins")["pins"]:
+        engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "sample", None)
+        engine.step()
+    assert (found(engine, PROMPT), found(engine, PROMPT)) == (0, 12)
+    assert asked(engine, "unpin", name="p") == {"deleted": True}
+    engine.scheduler.check_integrity()
+
+
+def test_a_pin_of_what_everybody_keeps_ends_without_it() -> None:
+    engine = null_engine(blocks=40, checkpoints=4)
+    run(engine, replace(request("shared", PROMPT[:12], max_tokens=2), owner=PUBLIC))
+    pinned(engine, PROMPT)
+    assert asked(engine, "unpin", name="p") == {"deleted": True}
+    filled(engine)
+    assert found(engine, [*PROMPT[:12], 9]) == 12
 
 
 def test_a_question_changes_nothing() -> None:

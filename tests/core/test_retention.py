@@ -63,6 +63,20 @@ def test_the_usual_holds_again_once_the_time_is_over(monkeypatch: pytest.MonkeyP
     engine.scheduler.check_integrity()
 
 
+def test_who_asks_again_has_the_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(retention, "monotonic", lambda: now)
+    engine = null_engine(blocks=1 + 24)
+    for turn in range(2):
+        now += 40.0 * turn
+        run(engine, asked(f"turn {turn}", 10, kept_for(60.0)))
+    run(engine, asked("shorter", 10, kept_for(1.0)))
+    now += 59.0
+    for first in range(4):
+        filled(engine, 8, first=12 + 9 * first)
+    assert found(engine, asked("again", 10, Retention())) == 8  # the last block was computed anew
+
+
 def test_a_prefix_that_was_there_is_kept_from_now_on() -> None:
     engine = null_engine(blocks=1 + 24)
     run(engine, asked("first", 10, Retention()))

@@ -61,7 +61,7 @@ def test_a_load_that_fails_is_computed_instead_and_not_tried_again() -> None:
     mover = SlowMover()
     engine = tiered(mover)
     evicted(engine)
-    mover._fates = (16, 0, 0)
+    mover.fates = (16, 0, 0)
     answered(engine, list(FIRST))
     assert engine.stats().failed_loads > 0
     engine.scheduler.cache.clear()
@@ -116,7 +116,7 @@ def test_what_comes_up_for_a_request_that_has_gone_leaves_nothing() -> None:
     mover = SlowMover()
     engine = tiered(mover, rows=1, blocks=20)
     evicted(engine)
-    mover._fates = (0, 16, 0)
+    mover.fates = (0, 16, 0)
     engine.add(request("running", [7], max_tokens=8))
     engine.step()
     engine.add(request("waiting", FIRST, max_tokens=5))
@@ -135,7 +135,7 @@ def test_what_a_cancelled_request_was_loading_is_kept_until_the_load_has_ended()
     mover = SlowMover()
     engine = tiered(mover)
     evicted(engine)
-    mover._fates = (0, 16, 0)
+    mover.fates = (0, 16, 0)
     engine.add(request("a", FIRST, max_tokens=5))
     for _ in range(3):
         engine.step()
@@ -272,7 +272,7 @@ def test_a_load_that_is_declined_costs_no_other_hit_and_is_counted_once(monkeypa
     monkeypatch.setattr(tier, "worth", lambda start, nodes: False)
     engine.add(request("a", FIRST, max_tokens=5))
     (waiting,) = engine.scheduler.waiting
-    assert all(engine.scheduler.cache.match(waiting, waiting.reusable).declined for _ in range(3))
+    assert all(engine.scheduler.cache.match(waiting, waiting.reusable).reason == "declined" for _ in range(3))
     assert run(engine).outputs[0].cached_tokens == 7
     assert tier.counters.declined == 1
 

@@ -27,6 +27,7 @@ from penstock.startup.memory_plan import (
     format_bytes,
     plan_memory,
 )
+from penstock.transfer.shared import MOST_QUEUED
 
 _BUDGET = """
 import json, sys
@@ -320,6 +321,8 @@ def test_copies_of_blocks_and_their_names_are_part_of_the_plan() -> None:
     assert disk.places == (1 << 30) // (102_400 + 53_248) and 2_000 < disk.index_bytes / disk.places < 4_000
     both = below_room(EngineOptions(model="", kv_disk=1 << 30, kv_ram=1 << 20, block_size=16), sizes)
     assert both.memory_bytes == disk.index_bytes + (1 << 20)
+    shared = below_room(EngineOptions(model="", kv_store="redis://host", block_size=16), sizes)
+    assert shared.memory_bytes == shared.index_bytes + MOST_QUEUED > MOST_QUEUED
     tight = below_room(EngineOptions(model="", kv_disk=1 << 30, block_size=16), sizes, 4 << 20)
     assert 0 < tight.places < disk.places and tight.index_bytes <= 1 << 20
     assert not below_room(EngineOptions(model="", kv_disk=1000, block_size=16), sizes).places

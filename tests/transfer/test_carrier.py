@@ -38,9 +38,11 @@ class GatedStore(RamStore):
         super().__init__()
         self.gate = Event()
         self.gate.set()
+        self.reached = Event()
         self.fails: type[Exception] | None = None
 
     def _pass(self) -> None:
+        self.reached.set()
         assert self.gate.wait(DEADLINE_S)
         if self.fails is not None:
             raise self.fails("told to fail")
@@ -235,6 +237,20 @@ def test_a_load_that_has_not_begun_can_be_cancelled(carried: Carried) -> None:
     assert content(memory, 0, 3) == before
 
 
+def test_a_save_that_was_given_up_and_fails_ends_once(carried: Carried) -> None:
+    _, store, carrier = carried
+    store.gate.clear()
+    carrier.start(save(1, 0, 1, 0))
+    assert store.reached.wait(DEADLINE_S)
+    carrier.start(CacheOp(CacheOpKind.CANCEL, 0, 0, 0, 0, 1))
+    assert ended(carrier, 1) == {1: True}
+    store.fails = StoreError
+    store.gate.set()
+    carrier.start(save(2, 0, 2, 4))
+    assert ended(carrier, 1) == {2: False}
+    assert not carrier.ended(0.01).finished
+
+
 @pytest.mark.parametrize("ended_by", ["cancel", "abort", "close"])
 @pytest.mark.parametrize("kept_in", ["disk", "memory before it"])
 def test_a_save_that_was_given_up_keeps_nothing_of_what_came_after(ended_by: str, kept_in: str, tmp_path: Path) -> None:
@@ -267,7 +283,7 @@ def test_a_save_that_was_given_up_keeps_nothing_of_what_came_after(ended_by: str
         closing = threading.Thread(target=carrier.close)
         closing.start()
         until = time.monotonic() + DEADLINE_S
-        while not vars(carrier)["_life"]:
+        while vars(carrier)["_under_way"]:
             assert time.monotonic() < until
     for array in memory.arrays(0):
         array[1] = 0  # another's

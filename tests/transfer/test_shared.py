@@ -176,7 +176,7 @@ def test_a_search_tells_what_is_there_in_which_groups_and_not_what_was_spoilt() 
 
 
 def test_what_is_queued_is_bounded_and_read_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "_MOST_QUEUED", 100)
+    monkeypatch.setattr(shared, "MOST_QUEUED", 100)
     monkeypatch.setattr(shared, "_CLOSING_S", 0.0)
     gate, held = threading.Event(), Held()
     put = held.put

@@ -107,7 +107,7 @@ class KVCache:
         """What of the sequence's first `limit` tokens can be had; media are had whole or not at all."""
         match = self._found(sequence, limit)
         if match.below and not self.transfers.tier.worth(match.tokens, match.below):
-            match = replace(self._found(sequence, limit, lower=False), declined=True, reason="declined")
+            match = replace(self._found(sequence, limit, lower=False), reason="declined")
         if match.owner is None:
             return match
         return replace(match, pending=self.states.awaited(match.owner, match.pending))
@@ -176,7 +176,7 @@ class KVCache:
             allocation.announced = self.tree.announce(allocation.cursor, sequence.namespace, keys, sequence)
         if match.below:
             self.transfers.load(sequence, allocation, match.below)
-        elif match.declined:
+        elif match.reason == "declined":
             self.transfers.tier.declined()
 
     def end_preload(self, ahead: Sequence) -> None:
@@ -425,7 +425,7 @@ class KVCache:
         """Ends what the sequence holds; with `keep`, its partial last block stays in the tree as well."""
         allocation = _held(sequence)
         self.tree.withdraw(allocation.announced, sequence)
-        if keep:
+        if keep and not sequence.loading:  # whose state is not there yet
             self.offer(sequence)
         held = self.transfers.detach(allocation)
         self.tree.move(allocation.cursor, None)

@@ -95,7 +95,6 @@ class Match:
         whole: how many of the nodes can be had without the tail.
         forks: where states are kept, tokens of whole blocks the tree has, whether or not there is a state there.
         below: nodes after `nodes`, instead of a tail, whose blocks can be loaded from a lower tier.
-        declined: more could be loaded, but computing it is sooner done.
     """
 
     nodes: tuple[Node, ...]
@@ -107,7 +106,6 @@ class Match:
     whole: int = 0
     forks: int = 0
     below: tuple[Node, ...] = ()
-    declined: bool = False
 
     def without_tail(self) -> Match:
         return replace(self, nodes=self.nodes[: self.whole], tail=None, tail_tokens=0, below=())

@@ -69,20 +69,20 @@ class Checkpoints:
             self._pinned[node.state] = self._holders.pop(node.state)
 
     def unpin(self, node: Node) -> None:
-        """Ends what `pin` began."""
-        if node.state is not None and node.state in self._pinned:
+        """Ends what `pin` began, but for what everybody keeps."""
+        if node.state is not None and node.state in self._pinned and not node.public:
             self._holders[node.state] = self._pinned.pop(node.state)
 
     def drop(self, node: Node) -> None:
         """Gives up the node's checkpoint, if it has one."""
         if node.state is not None:
-            del self._holders[node.state]
+            (self._holders if node.state in self._holders else self._pinned).pop(node.state)
             self._free.append(node.state)
             node.state = None
 
     def clear(self) -> None:
-        """Gives up all that are not pinned."""
-        for node in list(self._holders.values()):
+        """Gives up all but what everybody keeps, which was there before the first request."""
+        for node in (*self._holders.values(), *(node for node in self._pinned.values() if not node.public)):
             self.drop(node)
 
     def check_integrity(self) -> None:

@@ -83,8 +83,8 @@ class Pins:
         """
         pin = request.pin
         assert pin is not None
-        coming = [one for one in self._coming.values() if one.owner == request.owner]
-        if (request.owner, pin.name) in self._held or any(one.pin == pin for one in coming):
+        coming = {(one.owner, one.pin.name) for one in self._coming.values() if one.pin is not None}
+        if (request.owner, pin.name) in self._held or (request.owner, pin.name) in coming:
             raise RequestError(f"You have a pin {pin.name!r} already; delete it first.", param="id", code="pin_exists")
         if len(self._held) + len(self._coming) >= MOST_PINS:
             raise _full(f"There are {MOST_PINS} pins, the most there may be.")

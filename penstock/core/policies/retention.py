@@ -30,13 +30,13 @@ class Retained:
         self._numbers = count()
 
     def mark(self, node: Node, owner: str, priority: int, seconds: float | None) -> bool:
-        """Gives a node a priority for so many seconds; whether it has another now. The higher of two counts."""
-        if priority <= node.priority and node.priority != USUAL:
+        """Gives a node a priority for so many seconds; whether it has now. The higher of two counts, or the longer."""
+        until = float("inf") if seconds is None else monotonic() + seconds
+        if (priority, until) <= (node.priority, node.until) and node.priority != USUAL:
             return False
         if priority > USUAL and not self._raise(node, owner):
             return False
-        node.priority = priority
-        node.until = float("inf") if seconds is None else monotonic() + seconds
+        node.priority, node.until = priority, until
         if seconds is not None:
             heapq.heappush(self._ends, (node.until, next(self._numbers), node))
             if len(self._ends) > 2 * len(self._raised) + 2 * self._most + 64:

@@ -16,7 +16,7 @@ from penstock.engine.loop import Engine
 from penstock.kernels.copies import Event
 from penstock.layers.part import FINAL, ModelPart, layer_input, layer_output
 from penstock.runtime.executor import EagerExecutor
-from penstock.runtime.graph_captures import InterpretedCapture
+from penstock.runtime.graph_captures import DryRun, InterpretedCapture
 from penstock.runtime.graphs import DecodeGraphs, Recordable, padded_sizes
 from penstock.runtime.runner import ModelRunner
 from tests.engine.test_equality import GREEDY, SAMPLED, ask, finish, make_engine
@@ -164,6 +164,19 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
         assert [graphs.tap(name).shape for name in taps] == [seen[name].shape for name in taps]
         assert all(torch.equal(graphs.tap(name), seen[name]) for name in taps)
         assert graphs.run([spans[0], spans[1]._replace(tokens=(5,))]) is None
+
+
+def test_what_recordings_take_is_seen_of_the_most_rows_and_of_the_most_tokens(
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, ours = engines[1].runner, graphs_of(engines[1])
+    assert isinstance(runner, ModelRunner)
+    recordable = Recordable((1, 2, 3), ours._capacity, (1, 200))  # 3 x 200 are more than are recorded
+    graphs = DecodeGraphs(ours._model, ours._caches, runner._builder, DryRun(), recordable)
+    made: list[tuple[int, ...]] = []
+    monkeypatch.setattr(graphs, "_make", made.append)
+    graphs.dry_run()
+    assert made == [(3, 1), (1, 200)]
 
 
 def test_rows_of_fewer_tokens_among_others(engines: tuple[Engine, Engine]) -> None:
