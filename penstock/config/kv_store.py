@@ -14,10 +14,12 @@ REDIS: Final = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkey
 """Schemes of Redis and Valkey, as their client has them."""
 STORE_SECONDS: Final = 86_400
 """After which a value in Redis that nobody has read is gone, unless told otherwise."""
-_EXAMPLES: Final = "redis://HOST:6379/0, rediss://HOST:6379/0, valkey://HOST:6379/0 and s3://BUCKET/PREFIX"
+_LMCACHE_PORT: Final = 65432
+_EXAMPLES: Final = (
+    "redis://HOST:6379/0, rediss://HOST:6379/0, valkey://HOST:6379/0, s3://BUCKET/PREFIX and lm://HOST:65432"
+)
 # Others' stores, and what to do instead.
 _OTHERS: Final[Mapping[str, str]] = {
-    "lm": "an LMCache server keeps blocks by names of its own",
     "mooncakestore": "Mooncake's store is not spoken here",
     "mooncake": "Mooncake's store is not spoken here",
     "nixl": "NIXL's plug-ins are not spoken here",
@@ -36,10 +38,11 @@ class StoreAddress:
     """Where a shared store is; as text without its password.
 
     Attributes:
-        kind: "redis" or "s3".
+        kind: "redis", "s3" or "lmcache".
         shown: the address as it may be told.
         url: of Redis, with the password.
         bucket, prefix: of an object store; the prefix is "" or ends in a slash.
+        host, port: of an LMCache server.
     """
 
     kind: str
@@ -47,6 +50,8 @@ class StoreAddress:
     url: str = field(default="", repr=False)
     bucket: str = ""
     prefix: str = ""
+    host: str = ""
+    port: int = 0
 
     def __str__(self) -> str:
         return self.shown
@@ -78,7 +83,7 @@ def check_store(text: Any, seconds: int | None) -> None:
     if seconds is not None and kind != "redis":
         raise ConfigError(
             "--kv-store-seconds is for a --kv-store in Redis; in an object store the bucket's lifecycle rules remove "
-            "what is old. Leave it out."
+            "what is old, and an LMCache server keeps all until it ends. Leave it out."
         )
 
 
@@ -92,17 +97,23 @@ def store_address(text: str, access: StoreAccess | None = None) -> StoreAddress:
     scheme = scheme.lower()
     secret, at, place = rest.rpartition("@")
     shown = f"{scheme}{mark}{'…' if secret else ''}{at}{place.partition('?')[0][:200]}"
-    if not mark or (scheme not in REDIS and scheme != "s3"):
+    if not mark or (scheme not in REDIS and scheme not in ("s3", "lm")):
         why = f" ({_OTHERS[scheme]})" if scheme in _OTHERS else ""
         raise ConfigError(f"--kv-store is {shown!r}{why}; allowed: {_EXAMPLES}.")
     try:
         parts = urlsplit(text.strip())
-        host, _ = parts.hostname, parts.port
+        host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ConfigError(f"--kv-store is {shown!r}: {error}; allowed: {_EXAMPLES}.") from None
     if parts.query or parts.fragment or not host or not text.isprintable() or " " in text.strip():
         raise ConfigError(f"--kv-store is {shown!r}, an address with no more than a path; allowed: {_EXAMPLES}.")
     path = parts.path.strip("/")
+    if scheme == "lm":
+        if path or parts.username or parts.password:
+            raise ConfigError(
+                f"--kv-store is {shown!r}; an LMCache server has a host and a port alone: lm://HOST:65432."
+            )
+        return StoreAddress("lmcache", shown, host=host, port=port or _LMCACHE_PORT)
     if scheme == "s3":
         if (
             parts.username

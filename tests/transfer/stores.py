@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -98,6 +100,41 @@ def slowed(port: int, bytes_per_s: int) -> Iterator[int]:
 
         Thread(target=accept, daemon=True).start()
         yield listener.getsockname()[1]
+
+
+class LMCacheServer(StreamRequestHandler):
+    """Stands in for LMCache's own server, whose package needs a GPU's: its messages, and keys as it reads them."""
+
+    values: ClassVar[dict[tuple[str, int, int, int, str], bytes]] = {}
+
+    def handle(self) -> None:
+        with suppress(OSError):
+            while len(asked := self.rfile.read(186)) == 186:
+                command, length, form, kind, _, *_, key = struct.unpack("<9i150s", asked)
+                assert (form, kind) == (4, 6)  # bytes, of unsigned integers
+                model, world, worker, digest, dtype = key.decode().strip().split("@")
+                place = (model, int(world), int(worker), int(digest, 16), dtype)
+                if command == 1:
+                    self.values[place] = self.rfile.read(length)
+                    continue
+                value = self.values.get(place)
+                there = command == 5 or value is not None
+                told = value if command == 2 and value is not None else b""
+                self.wfile.write(struct.pack("<9i", 200 if there else 400, len(told), form, kind, *(0,) * 5) + told)
+
+
+class _Threads(ThreadingTCPServer):
+    daemon_threads = True
+
+
+@contextmanager
+def running_lmcache() -> Iterator[str]:
+    """The address of a server."""
+    LMCacheServer.values.clear()
+    with _Threads(("127.0.0.1", 0), LMCacheServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"lm://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 @contextmanager
