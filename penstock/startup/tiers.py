@@ -31,6 +31,7 @@ from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, remove_others
 from penstock.transfer.lmcache_store import LMCacheStore
+from penstock.transfer.mooncake_store import MooncakeStore
 from penstock.transfer.object_store import ObjectStore
 from penstock.transfer.pieces import Pieces, pieces_of
 from penstock.transfer.redis_store import RedisStore
@@ -154,11 +155,13 @@ def _shared_store(
     access = store_access()
     address = store_address(options.kv_store or "", access)
     seconds = STORE_SECONDS if options.kv_store_seconds is None else options.kv_store_seconds
-    remote: Remote
-    if address.kind == "redis":
-        remote = RedisStore(address, seconds)
-    else:
-        remote = LMCacheStore(address) if address.kind == "lmcache" else ObjectStore(address, access)
+    makers: dict[str, Callable[[], Remote]] = {
+        "redis": lambda: RedisStore(address, seconds),
+        "s3": lambda: ObjectStore(address, access),
+        "lmcache": lambda: LMCacheStore(address),
+        "mooncake": lambda: MooncakeStore(address, access.mooncake),
+    }
+    remote = makers[address.kind]()
     try:
         remote.check()
     except StoreError as error:

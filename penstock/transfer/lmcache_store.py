@@ -20,8 +20,12 @@ from penstock.transfer.pieces import Bytes
 from penstock.transfer.remote import ANSWER_S, CONNECT_S, whole_rows
 from penstock.transfer.store import StoreError
 
-_PUT, _GET, _EXIST, _HEALTH = 1, 2, 3, 5
-_BYTES, _UINT8 = 4, 6  # a format and a type
+_PUT: Final = 1  # commands
+_GET: Final = 2
+_EXIST: Final = 3
+_HEALTH: Final = 5
+_BYTES: Final = 4  # a format
+_UINT8: Final = 6  # a type
 _THERE: Final = 200
 _ASKED: Final = struct.Struct("<9i150s")
 _ANSWER: Final = struct.Struct("<9i")

@@ -35,6 +35,7 @@ from tests.transfer.stores import (
     RedisServer,
     free_port,
     running_lmcache,
+    running_mooncake,
     running_objects,
     running_redis,
     slowed,
@@ -135,6 +136,12 @@ def test_an_lmcache_server_too(family: str, tmp_path: Path) -> None:
         _, warm = both(save(family, tmp_path / "model"), url)
         assert warm[0] >= 64 and warm[2] >= 48, warm
         assert all(world == 1 and kind == "uint8" for _, world, _, _, kind in LMCacheServer.values)
+
+
+def test_mooncake_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_mooncake(monkeypatch) as url:
+        _, warm = both(folder, url)
+        assert warm[0] >= 64 and warm[2] >= 48, warm
 
 
 @pytest.mark.parametrize("how", ["killed", "another", "emptied", "damaged"])

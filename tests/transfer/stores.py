@@ -138,6 +138,28 @@ def running_lmcache() -> Iterator[str]:
 
 
 @contextmanager
+def running_mooncake(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a master; the environment says what memory its members give."""
+    mooncake = pytest.importorskip("mooncake", reason="no Mooncake: pip install mooncake-transfer-engine-non-cuda")
+    port = free_port()
+    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", str(64 << 20))
+    program = Path(mooncake.__path__[0]) / "mooncake_master"
+    command = [str(program), f"--rpc_port={port}", f"--metrics_port={free_port()}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + DEADLINE_S
+    try:
+        while True:
+            with suppress(OSError), closing(socket.create_connection(("127.0.0.1", port), 1)):
+                break
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.01)
+        yield f"mooncake://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def running_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A bucket `blocks`; the environment names its endpoint and credentials."""
     moto = pytest.importorskip("moto.server", reason="no object store: make develop")
