@@ -46,7 +46,7 @@ class LMCacheStore:
 
     def check(self) -> None:
         """Raises OSError if the server does not answer."""
-        self._asked(lambda line: self._answers(line, [_message(_HEALTH, "health")]))
+        self._asked(lambda line: self._answers(line, [_message(_HEALTH, "health:0:0")]))
 
     def get(self, name: str) -> Bytes:
         value = self._asked(lambda line: _value(line, name))
@@ -114,8 +114,8 @@ class LMCacheStore:
 
 
 def _message(command: int, name: str, length: int = 0) -> bytes:
-    stem, digest, group = name.rsplit(":", 2) if name.count(":") > 1 else (name, "0", "0")
-    key = f"{stem.replace(':', '-')}@1@{group}@{digest}@uint8"
+    parts = name.split(":")  # a stem, a digest, a group
+    key = f"{'-'.join(parts[:-2])}@1@{parts[-1]}@{parts[-2]}@uint8"
     return _ASKED.pack(command, length, _BYTES, _UINT8, 0, length, 0, 0, 0, key.encode().ljust(150))
 
 
