@@ -142,7 +142,8 @@ MODEL_FLAGS = (
          "How blocks are named to those: as vLLM does, by a hash that others can compute.",
          **one_of(HASH_ALGORITHMS)),
     flag("kv_store", str | None, None, _MEMORY,
-         "A store of copies that engines share: redis://HOST:6379/0, valkey://…, s3://BUCKET/PREFIX. Default: none.",
+         "A store of copies that engines share: redis://HOST:6379/0, s3://BUCKET/PREFIX, lm://HOST, "
+         "mooncake://HOST. Default: none.",
          "--kv-store", metavar="URL"),
     flag("kv_store_seconds", int | None, None, _MEMORY,
          "Seconds after which a copy in Redis that nobody has read is gone; 0: never. Default: a day.",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config.errors import ConfigError
-from penstock.config.kv_store import StoreAccess
+from penstock.config.kv_store import MooncakeMember, StoreAccess
 from penstock.config.limits import MAX_THREADS
 from penstock.config.logs import LOG_FORMATS
 from penstock.config.resolve import ISAS
@@ -295,13 +295,15 @@ def kv_key(variables: Mapping[str, str] | None = None) -> bytes | None:
 
 
 def store_access(variables: Mapping[str, str] | None = None) -> StoreAccess:
-    """Who may use a shared store: PENSTOCK_KV_STORE_PASSWORD of Redis, AWS_* of an object store.
+    """Who may use a shared store: PENSTOCK_KV_STORE_PASSWORD of Redis, AWS_* of an object store, MOONCAKE_*.
 
     Raises:
         ConfigError: a value is not allowed.
     """
     given = os.environ if variables is None else variables
-    text = {name: value.strip() for name, value in given.items() if name.startswith(("AWS_", "PENSTOCK_KV_"))}
+    text = {
+        name: value.strip() for name, value in given.items() if name.startswith(("AWS_", "PENSTOCK_KV_", "MOONCAKE_"))
+    }
     region = text.get("AWS_REGION") or text.get("AWS_DEFAULT_REGION") or "us-east-1"
     endpoint = text.get("AWS_ENDPOINT_URL_S3") or text.get("AWS_ENDPOINT_URL") or f"https://s3.{region}.amazonaws.com"
     if not re.fullmatch(r"https?://[^\s/@?#]+/?", endpoint):
@@ -315,6 +317,26 @@ def store_access(variables: Mapping[str, str] | None = None) -> StoreAccess:
         key=text.get("AWS_ACCESS_KEY_ID") or None,
         secret=text.get("AWS_SECRET_ACCESS_KEY") or None,
         token=text.get("AWS_SESSION_TOKEN") or None,
+        mooncake=_mooncake(text),
+    )
+
+
+def _mooncake(text: Mapping[str, str]) -> MooncakeMember:
+    """MOONCAKE_LOCAL_HOSTNAME, _GLOBAL_SEGMENT_SIZE, _TE_META_DATA_SERVER, _PROTOCOL, _DEVICE, as SGLang has them."""
+    usual = MooncakeMember()
+    size = text.get("MOONCAKE_GLOBAL_SEGMENT_SIZE", "0").lower()
+    number, unit = (size[:-2], 1 << 30) if size.endswith("gb") else (size, 1)
+    if not (number.strip().isascii() and number.strip().isdigit() and len(number) < 16):
+        raise _refuse("MOONCAKE_GLOBAL_SEGMENT_SIZE", repr(size[:80]), "a number of bytes, or of gigabytes as in 4gb")
+    protocol = text.get("MOONCAKE_PROTOCOL") or usual.protocol
+    if protocol not in ("tcp", "rdma"):
+        raise _refuse("MOONCAKE_PROTOCOL", repr(protocol[:80]), "tcp or rdma")
+    return MooncakeMember(
+        host=text.get("MOONCAKE_LOCAL_HOSTNAME") or usual.host,
+        bytes=int(number) * unit,
+        metadata=text.get("MOONCAKE_TE_META_DATA_SERVER") or usual.metadata,
+        protocol=protocol,
+        devices=text.get("MOONCAKE_DEVICE", ""),
     )
 
 

@@ -14,12 +14,20 @@ REDIS: Final = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkey
 """Schemes of Redis and Valkey, as their client has them."""
 STORE_SECONDS: Final = 86_400
 """After which a value in Redis that nobody has read is gone, unless told otherwise."""
-_EXAMPLES: Final = "redis://HOST:6379/0, rediss://HOST:6379/0, valkey://HOST:6379/0 and s3://BUCKET/PREFIX"
+_LMCACHE_PORT: Final = 65432
+_MOONCAKE_PORT: Final = 50051
+_EXAMPLES: Final = (
+    "redis://HOST:6379/0, rediss://HOST:6379/0, valkey://HOST:6379/0, s3://BUCKET/PREFIX, lm://HOST:65432 "
+    "and mooncake://HOST:50051"
+)
+_PLACES: Final[Mapping[str, tuple[str, int]]] = {
+    "lm": ("lmcache", _LMCACHE_PORT),
+    "mooncake": ("mooncake", _MOONCAKE_PORT),
+    "mooncakestore": ("mooncake", _MOONCAKE_PORT),
+}
+"""Schemes of stores that have a host and a port: the kind, and the usual port."""
 # Others' stores, and what to do instead.
 _OTHERS: Final[Mapping[str, str]] = {
-    "lm": "an LMCache server keeps blocks by names of its own",
-    "mooncakestore": "Mooncake's store is not spoken here",
-    "mooncake": "Mooncake's store is not spoken here",
     "nixl": "NIXL's plug-ins are not spoken here",
     "sagemaker-hyperpod": "it is not spoken here",
     "redis-sentinel": "name one server",
@@ -36,10 +44,11 @@ class StoreAddress:
     """Where a shared store is; as text without its password.
 
     Attributes:
-        kind: "redis" or "s3".
+        kind: "redis", "s3", "lmcache" or "mooncake".
         shown: the address as it may be told.
         url: of Redis, with the password.
         bucket, prefix: of an object store; the prefix is "" or ends in a slash.
+        host, port: of an LMCache server, or of Mooncake's master.
     """
 
     kind: str
@@ -47,9 +56,29 @@ class StoreAddress:
     url: str = field(default="", repr=False)
     bucket: str = ""
     prefix: str = ""
+    host: str = ""
+    port: int = 0
 
     def __str__(self) -> str:
         return self.shown
+
+
+@dataclass(frozen=True, slots=True)
+class MooncakeMember:
+    """How this process joins a Mooncake store.
+
+    Attributes:
+        host: by which other members reach it.
+        bytes: of its memory that it gives.
+        metadata: where members find each other; P2PHANDSHAKE for each by itself.
+        protocol, devices: how values go: "tcp", or "rdma" over these.
+    """
+
+    host: str = "127.0.0.1"
+    bytes: int = 0
+    metadata: str = "P2PHANDSHAKE"
+    protocol: str = "tcp"
+    devices: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +89,7 @@ class StoreAccess:
         password: of Redis; None for what the address has.
         endpoint, region: of an object store.
         key, secret, token: its credentials.
+        mooncake: of a Mooncake store.
     """
 
     password: str | None = field(default=None, repr=False)
@@ -68,6 +98,7 @@ class StoreAccess:
     key: str | None = field(default=None, repr=False)
     secret: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
+    mooncake: MooncakeMember = MooncakeMember()
 
 
 def check_store(text: Any, seconds: int | None) -> None:
@@ -78,7 +109,7 @@ def check_store(text: Any, seconds: int | None) -> None:
     if seconds is not None and kind != "redis":
         raise ConfigError(
             "--kv-store-seconds is for a --kv-store in Redis; in an object store the bucket's lifecycle rules remove "
-            "what is old. Leave it out."
+            "what is old, and the others have no such rule. Leave it out."
         )
 
 
@@ -92,17 +123,22 @@ def store_address(text: str, access: StoreAccess | None = None) -> StoreAddress:
     scheme = scheme.lower()
     secret, at, place = rest.rpartition("@")
     shown = f"{scheme}{mark}{'…' if secret else ''}{at}{place.partition('?')[0][:200]}"
-    if not mark or (scheme not in REDIS and scheme != "s3"):
+    if not mark or (scheme not in REDIS and scheme not in ("s3", *_PLACES)):
         why = f" ({_OTHERS[scheme]})" if scheme in _OTHERS else ""
         raise ConfigError(f"--kv-store is {shown!r}{why}; allowed: {_EXAMPLES}.")
     try:
         parts = urlsplit(text.strip())
-        host, _ = parts.hostname, parts.port
+        host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ConfigError(f"--kv-store is {shown!r}: {error}; allowed: {_EXAMPLES}.") from None
     if parts.query or parts.fragment or not host or not text.isprintable() or " " in text.strip():
         raise ConfigError(f"--kv-store is {shown!r}, an address with no more than a path; allowed: {_EXAMPLES}.")
     path = parts.path.strip("/")
+    if scheme in _PLACES:
+        kind, usual = _PLACES[scheme]
+        if path or parts.username or parts.password:
+            raise ConfigError(f"--kv-store is {shown!r}; it has a host and a port alone: {scheme}://HOST:{usual}.")
+        return StoreAddress(kind, shown, host=host, port=port or usual)
     if scheme == "s3":
         if (
             parts.username

@@ -16,7 +16,7 @@ class PageQuery(Query):
 
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
-    after: str | None = None
+    after: Annotated[str, Field(min_length=1)] | None = None
 
 
 def page_of(entries: Sequence[dict[str, Any]], query: PageQuery) -> dict[str, Any]:

@@ -155,17 +155,22 @@ class ResponseFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
 
 
-_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_LAYOUTS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties", "disable_fallback")
+_STRUCTURED: dict[str, Any] = {
+    "json": {"anyOf": [{"type": "object"}, STRING, {"const": True}, {"type": "null"}]},
+    "regex": or_null(STRING),
+    "choice": or_null({"type": "array", "items": STRING, "minItems": 1}),
+    "grammar": or_null(STRING),
+    "json_object": or_null({"type": "boolean"}),
+    "structural_tag": {"anyOf": [{"type": "object"}, STRING, {"type": "null"}]},
+    "whitespace_pattern": or_null(STRING),
+    **{
+        f"disable_{name}": or_null({"type": "boolean"})
+        for name in ("any_whitespace", "additional_properties", "fallback")
+    },
+}
 StructuredOutputs = Annotated[
     dict[str, Any],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {name: {} for name in (*_CONSTRAINTS, *_LAYOUTS)},
-            "additionalProperties": False,
-        }
-    ),
+    WithJsonSchema({"type": "object", "properties": _STRUCTURED, "additionalProperties": False}),
 ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, Final
 
 from penstock.config import limits
@@ -145,6 +145,9 @@ def _structured_outputs(value: Any) -> Iterator[Asked]:
     layout: dict[str, Any] = {}
     if (pattern := value.get("whitespace_pattern")) is not None:
         layout["whitespace_pattern"] = _string(pattern, f"{name}.whitespace_pattern")
+    for option in _OPTIONS[1:]:
+        if not isinstance(value.get(option), (bool, NoneType)):
+            raise bad_value(f"{name}.{option}", value[option], "true or false")
     if value.get("disable_any_whitespace") is False:
         layout["whitespace_flexible"] = True
     for kind, make in _CONSTRAINTS.items():

@@ -30,9 +30,12 @@ from penstock.startup.started import Started
 from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, remove_others
+from penstock.transfer.lmcache_store import LMCacheStore
+from penstock.transfer.mooncake_store import MooncakeStore
 from penstock.transfer.object_store import ObjectStore
 from penstock.transfer.pieces import Pieces, pieces_of
 from penstock.transfer.redis_store import RedisStore
+from penstock.transfer.remote import Remote
 from penstock.transfer.sealing import PLAIN, Sealing, sealing_of
 from penstock.transfer.shared import SharedStore
 from penstock.transfer.store import RamBefore, RamStore, Store, StoreError
@@ -152,7 +155,13 @@ def _shared_store(
     access = store_access()
     address = store_address(options.kv_store or "", access)
     seconds = STORE_SECONDS if options.kv_store_seconds is None else options.kv_store_seconds
-    remote = RedisStore(address, seconds) if address.kind == "redis" else ObjectStore(address, access)
+    makers: dict[str, Callable[[], Remote]] = {
+        "redis": lambda: RedisStore(address, seconds),
+        "s3": lambda: ObjectStore(address, access),
+        "lmcache": lambda: LMCacheStore(address),
+        "mooncake": lambda: MooncakeStore(address, access.mooncake),
+    }
+    remote = makers[address.kind]()
     try:
         remote.check()
     except StoreError as error:

@@ -27,6 +27,9 @@ _T = TypeVar("_T")
 class Remote(Protocol):
     """Values by name. Called by several threads. An OSError says that the store cannot be reached."""
 
+    def check(self) -> None:
+        """Raises StoreError if the store refuses this client, OSError."""
+
     def get(self, name: str) -> Bytes:
         """A value. Raises StoreError if there is none, OSError."""
 

@@ -147,8 +147,8 @@ def test_every_answer_says_something_and_names_flags_that_there_are() -> None:
         ),
         (
             "LMCACHE_REMOTE_URL=lm://cache:65432 LMCACHE_LOCAL_DISK=x vllm serve m --host 1.2.3.4",
-            "penstock serve m --host 1.2.3.4",
-            ("an LMCache server keeps blocks by names of its own", "--kv-disk SIZE keeps copies on disk"),
+            "penstock serve m --kv-store lm://cache:65432 --host 1.2.3.4",
+            ("LMCACHE_REMOTE_URL is --kv-store.", "--kv-disk SIZE keeps copies on disk"),
         ),
         ("sglang serve --model-path m --port 1 x", "penstock serve m --port 1", ("'x' stands alone",)),
     ],

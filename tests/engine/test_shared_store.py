@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -28,7 +30,16 @@ from penstock.transfer.carrier import Carrier
 from penstock.transfer.shared import SharedStore
 from tests.engine.test_tiers import DEADLINE_S, KINDS, answers, asked, folder, options, tier_of
 from tests.models import tiny
-from tests.transfer.stores import RedisServer, free_port, running_objects, running_redis, slowed
+from tests.transfer.stores import (
+    LMCacheServer,
+    RedisServer,
+    free_port,
+    running_lmcache,
+    running_mooncake,
+    running_objects,
+    running_redis,
+    slowed,
+)
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 __all__ = ["folder"]
@@ -117,6 +128,43 @@ def test_an_object_store_too(family: str, tmp_path: Path, monkeypatch: pytest.Mo
         assert all(
             one.object_name.startswith("of/ours/penstock/") for one in objects.list_objects("blocks", recursive=True)
         )
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-next"])
+def test_an_lmcache_server_too(family: str, tmp_path: Path) -> None:
+    with running_lmcache() as url:
+        _, warm = both(save(family, tmp_path / "model"), url)
+        assert warm[0] >= 64 and warm[2] >= 48, warm
+        assert all(world == 1 and kind == "uint8" for _, world, _, _, kind in LMCacheServer.values)
+
+
+def test_mooncake_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_mooncake(monkeypatch) as url:
+        _, warm = both(folder, url)
+        assert warm[0] >= 64 and warm[2] >= 48, warm
+
+
+@pytest.mark.parametrize("how", ["killed", "another", "emptied", "damaged"])
+def test_whatever_becomes_of_an_lmcache_server_answers_stay(how: str, folder: Path) -> None:
+    plain = truth(folder)
+    with running_lmcache() as url, built(options(folder, kv_store=url)) as engine:
+        ask(engine)
+        engine.scheduler.cache.tree.clear()
+        if how == "another":
+            LMCacheServer.values.update(dict.fromkeys(LMCacheServer.values, b"GET / HTTP/1.1" * 20))
+        elif how == "emptied":
+            LMCacheServer.values.clear()
+        elif how == "damaged":
+            for name, value in LMCacheServer.values.items():
+                LMCacheServer.values[name] = value[:-1] + bytes([value[-1] ^ 1])
+        else:
+            store_of(engine)._remote.interrupt()
+        assert ask(engine)[0] == plain
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"lm://127.0.0.1:{silent.getsockname()[1]}"
+        threading.Thread(target=lambda: silent.accept()[0].sendall(b"HTTP/1.1 400 no\r\n" * 9), daemon=True).start()
+        with built(options(folder, kv_store=url)) as engine:
+            assert ask(engine)[0] == plain
 
 
 def test_another_process_finds_it(folder: Path, redis: RedisServer) -> None:
@@ -358,7 +406,8 @@ def test_a_store_that_comes_later_is_used(
         ("memcached://x", "--kv-store is 'memcached://x'; allowed: redis://"),
         ("redis://:secret@x/abc", "the number of a database"),
         ("redis://x:99999/0", "Port out of range"),
-        ("lm://x:1", "LMCache server"),
+        ("lm://x:1/2", "a host and a port alone"),
+        ("nixl://x", "not spoken here"),
         ("s3://", "no more than a path"),
         ("s3://Bucket_/x", "names no bucket"),
     ],

@@ -148,6 +148,11 @@ def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex", "a string"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one"),
         ({"structured_outputs": {"structural_tag": 1}}, "structured_outputs.structural_tag", "structural tag"),
+        (
+            {"structured_outputs": {"disable_fallback": "yes"}},
+            "structured_outputs.disable_fallback",
+            "true or false",
+        ),
         ({"guided_choice": ["a", 1]}, "guided_choice", "at least one string"),
         ({"guided_whitespace_pattern": 1, "guided_json": {}}, "guided_whitespace_pattern", "a string"),
         ({"json_schema": "no"}, "json_schema", "an object"),

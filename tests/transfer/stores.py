@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -98,6 +100,63 @@ def slowed(port: int, bytes_per_s: int) -> Iterator[int]:
 
         Thread(target=accept, daemon=True).start()
         yield listener.getsockname()[1]
+
+
+class LMCacheServer(StreamRequestHandler):
+    """Stands in for LMCache's own server, whose package needs a GPU's: its messages, and keys as it reads them."""
+
+    values: ClassVar[dict[tuple[str, int, int, int, str], bytes]] = {}
+
+    def handle(self) -> None:
+        with suppress(OSError):
+            while len(asked := self.rfile.read(186)) == 186:
+                command, length, form, kind, _, *_, key = struct.unpack("<9i150s", asked)
+                assert (form, kind) == (4, 6)  # bytes, of unsigned integers
+                model, world, worker, digest, dtype = key.decode().strip().split("@")
+                place = (model, int(world), int(worker), int(digest, 16), dtype)
+                if command == 1:
+                    self.values[place] = self.rfile.read(length)
+                    continue
+                value = self.values.get(place)
+                there = command == 5 or value is not None
+                told = value if command == 2 and value is not None else b""
+                self.wfile.write(struct.pack("<9i", 200 if there else 400, len(told), form, kind, *(0,) * 5) + told)
+
+
+class _Threads(ThreadingTCPServer):
+    daemon_threads = True
+
+
+@contextmanager
+def running_lmcache() -> Iterator[str]:
+    """The address of a server."""
+    LMCacheServer.values.clear()
+    with _Threads(("127.0.0.1", 0), LMCacheServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"lm://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@contextmanager
+def running_mooncake(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a master; the environment says what memory its members give."""
+    mooncake = pytest.importorskip("mooncake", reason="no Mooncake: pip install mooncake-transfer-engine-non-cuda")
+    port = free_port()
+    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", str(64 << 20))
+    program = Path(mooncake.__path__[0]) / "mooncake_master"
+    command = [str(program), f"--rpc_port={port}", f"--metrics_port={free_port()}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + DEADLINE_S
+    try:
+        while True:
+            with suppress(OSError), closing(socket.create_connection(("127.0.0.1", port), 1)):
+                break
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.01)
+        yield f"mooncake://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
