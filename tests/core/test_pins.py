@@ -162,3 +162,13 @@ def test_a_question_changes_nothing() -> None:
     told = {name: answer[name] for name in ("prompt_tokens", "device", "below", "computed", "missed")}
     assert told == {"prompt_tokens": 15, "device": 13, "below": 0, "computed": 2, "missed": "diverged"}
     assert replace(engine.stats(), plan_seconds=0.0) == replace(before, plan_seconds=0.0)
+
+
+def test_a_pin_counts_what_a_guided_request_needs_for_both_of_its_sequences() -> None:
+    engine = null_engine(blocks=20, vocab_size=3)
+    guided = request("g", [1, 2, 0, 1], max_tokens=24, guidance_scale=1.5, negative_prompt_ids=(1,))
+    engine.add(guided)
+    with pytest.raises(RequestError, match="being answered would not fit"):
+        engine.add(replace(request("pin", PROMPT * 2, max_tokens=1), pin=Pin("p", 60.0)))
+    collector = run(engine)
+    assert collector.tokens["g", 0] == expected_tokens(guided, 0, 3)
