@@ -77,7 +77,7 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Callable
         folder, name = disk_folder(started, pieces, sealing), options.served_model_name or ""
         numbers, size = place_numbers(counts), options.block_size
         store = DiskStore(folder, pieces.sizes, numbers, model=name, block_size=size, sealing=sealing)
-        works.append(KeptPins(folder, cache.pins, engine.add))
+        works.append(KeptPins(folder, cache.pins, engine.add, sealing))
     shared: SharedStore | None = None
     if options.kv_store:
         store = shared = _shared_store(started, cache, pieces, sealing, store if options.kv_disk else None)

@@ -92,13 +92,18 @@ def test_what_cannot_be_pinned_is_refused_with_the_remedy(text: TextPipeline) ->
         assert sent(server, "POST", "/v1/completions", {"prompt": "Hello", "max_tokens": 2})[0] == 200
 
 
-def test_pins_are_there_after_a_restart(text: TextPipeline, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["", "5e" * 32])
+def test_pins_are_there_after_a_restart(
+    text: TextPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KV_KEY", key)
     below = {"kv_disk": 64 << 20, "kv_disk_path": str(tmp_path / "kv")}
     body = {"messages": [*CHAT, {"role": "user", "content": "Hello"}]}
     with concierge(text, **below) as (server, _):
         pin = sent(server, "POST", "/v1/cache/pins", {"messages": CHAT, "id": "desk", "cache_salt": "pepper"})[1]
     (kept,) = (tmp_path / "kv").glob("*/pins")
     assert kept.stat().st_mode & 0o777 == 0o600
+    assert (b"pepper" in kept.read_bytes()) == (not key), "what an index has encrypted lies beside it in clear"
     with concierge(text, **below) as (server, _):
         until = time.monotonic() + 60
         while not (found := sent(server, "GET", "/v1/cache/pins")[1]["data"]):
