@@ -94,7 +94,9 @@ def plan_caches(
     blocks = [_group_bytes(caches, group, sizes) for group in groups]
     if caches.guests and (place := every_position(groups)) is not None:
         blocks[place] += guest_bytes(caches, options)
-    below, available, where = 0, limits.available_bytes, limits.where
+    below = 0
+    available = limits.available_bytes
+    where = limits.where
     if (options.kv_ram or options.kv_disk or options.kv_store) and options.torch_device == "cpu":
         states = state_bytes(caches.specs)
         below = below_room(options, [*blocks, *([states] if states else [])], limits.available_bytes).memory_bytes

@@ -106,7 +106,9 @@ class KeptPins:
 
     def _write(self) -> None:
         """Whatever happens meanwhile, the file is whole; a disk that refuses leaves the one of before."""
-        now, kept, room = time.time(), [], _MOST_BYTES // 2
+        kept: list[_Written] = []
+        now = time.time()
+        room = _MOST_BYTES // 2
         encoded, self._encoded = self._encoded, {}
         for request, left in self._pins.all():
             if request.pin is None or request.adapters or request.media or request.encoder:
