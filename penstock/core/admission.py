@@ -154,8 +154,8 @@ class AdmissionControl:
         """Has the encoder compute what the sequence attends to, and nobody has yet."""
         allocation = sequence.allocation
         entry = allocation.cross if allocation else None
-        if entry is not None and not entry.filled:
-            entry.filled = True
+        if entry is not None and entry.filled < 0:
+            entry.filled = builder.step
             work = EncoderWork(sequence.slot, entry.key[1], 0, entry.tokens, self._cache.cross_group, entry.blocks)
             builder.encoder_work.append(work)
 

@@ -115,7 +115,8 @@ class Scheduler:
 
     def _check_all_fit(self, new: EngineRequest) -> None:
         """Raises RequestError where a request, or one that lives, can never be served beside what is pinned."""
-        for request in {sequence.request.request_id: sequence.request for sequence in self.ledger.live()}.values():
+        live = (sequence for sequence in self.ledger.live() if not sequence.follows)  # whom the one it follows counts
+        for request in {sequence.request.request_id: sequence.request for sequence in live}.values():
             self._acceptance.check(request)
         self._acceptance.check(new)
 
@@ -367,8 +368,7 @@ class Scheduler:
 
     def fail_outstanding(self, error: str) -> None:
         """Ends every sequence that has a step in flight with an error, what those did is unknown; others start anew."""
-        begun = [entry.sequence for in_flight in self._outstanding.values() for entry in in_flight]
-        self.cache.forget_unfinished([*begun, *(one for one in self.running if not one.introduced)])
+        self.cache.forget_unfinished()
         for sequence in self.cache.transfers.fail_all():
             self.ledger.restart(sequence)
         while self._outstanding:

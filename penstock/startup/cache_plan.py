@@ -94,12 +94,15 @@ def plan_caches(
     blocks = [_group_bytes(caches, group, sizes) for group in groups]
     if caches.guests and (place := every_position(groups)) is not None:
         blocks[place] += guest_bytes(caches, options)
+    below = 0
+    available = limits.available_bytes
+    where = limits.where
     if (options.kv_ram or options.kv_disk or options.kv_store) and options.torch_device == "cpu":
         states = state_bytes(caches.specs)
         below = below_room(options, [*blocks, *([states] if states else [])], limits.available_bytes).memory_bytes
-        told = f"{limits.where}, beside {format_bytes(below)} for copies of blocks (--kv-ram) and names of those below"
-        limits = replace(limits, available_bytes=max(0, limits.available_bytes - below), where=told)
-    return plan_memory(
+        told = f"{where}, beside {format_bytes(below)} for copies of blocks (--kv-ram) and names of those below"
+        limits = replace(limits, available_bytes=max(0, available - below), where=told)
+    plan = plan_memory(
         model=facts,
         groups=groups,
         dtype_bytes=DTYPE_BYTES[options.dtype],
@@ -107,6 +110,7 @@ def plan_caches(
         limits=replace(limits, state_bytes=state_bytes(caches.specs), adapter_bytes=adapter_bytes(facts, options)),
         weights_bytes=weights,
     )
+    return replace(plan, below_bytes=below, available_bytes=available, where=where)
 
 
 def _layer_bytes(caches: Caches, spec: CacheSpec, kind: str, size: int) -> int:

@@ -18,11 +18,12 @@ from penstock.config.sampling import SamplingParams
 from penstock.core.policies.pins import MOST_PINS, Pins
 from penstock.core.request import EngineRequest
 from penstock.transfer.folder import FRESH_PINS, PINS
-from penstock.transfer.sealing import Sealing
+from penstock.transfer.sealing import PLAIN, Sealing
 
 log = logging.getLogger(__name__)
-_MOST_BYTES: Final = 64 << 20
-_NAME: Final = b"pins"  # that they are sealed under
+_MOST_BYTES: Final = 64 << 20  # of which those of this process write half: what was there before is written beside
+_AROUND: Final = 4096  # bytes at most that a pin has besides its tokens
+_SEALED: Final = b"pins"
 _ONE: Final = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -42,19 +43,31 @@ class KeptPin(msgspec.Struct, forbid_unknown_fields=True):
     until: float
 
 
+class _Written(msgspec.Struct):
+    """The same, its tokens as they are written."""
+
+    name: str
+    owner: str
+    salt: str
+    tokens: msgspec.Raw
+    until: float
+
+
 class KeptPins:
     """Writes pins down whenever one comes or goes; while nothing is asked for, pins again what was written before.
 
     Prompts with adapters or media are left out: what these are is not known at a start.
     """
 
-    def __init__(self, folder: Path, pins: Pins, add: Callable[[EngineRequest], bool], sealing: Sealing) -> None:
-        """`sealing` is how the folder's copies are written; `add` queues a request."""
+    def __init__(
+        self, folder: Path, pins: Pins, add: Callable[[EngineRequest], bool], sealing: Sealing = PLAIN
+    ) -> None:
         self._folder = folder
         self._sealing = sealing
         self._pins = pins
         self._add = add
         self._again = self._read()
+        self._encoded: dict[str, msgspec.Raw] = {}  # tokens, by request, which are written again with each other pin
         pins.changed = self._write
 
     def __call__(self) -> bool:
@@ -82,27 +95,32 @@ class KeptPins:
             with os.fdopen(handle, "rb") as file:
                 data = file.read(_MOST_BYTES + 1)
             if len(data) > _MOST_BYTES:
-                return []
-            found = msgspec.json.decode(self._sealing.unseal(data, _NAME), type=list[KeptPin])
+                raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+            found = msgspec.json.decode(self._sealing.unseal(data, _SEALED), type=list[KeptPin])
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             log.warning("what was pinned before is not known: %s in %s cannot be read (%s)", PINS, self._folder, error)
             return []
         return [kept for kept in found[:MOST_PINS] if kept.tokens and min(kept.tokens) >= 0]
 
     def _write(self) -> None:
         """Whatever happens meanwhile, the file is whole; a disk that refuses leaves the one of before."""
+        kept: list[_Written] = []
         now = time.time()
-        plain = (one for one in self._pins.all() if not (one[0].adapters or one[0].media or one[0].encoder))
-        kept = [
-            KeptPin(request.pin.name, request.owner, request.cache_salt, list(request.prompt_ids), now + left)
-            for request, left in plain
-            if request.pin is not None
-        ]
+        room = _MOST_BYTES // 2
+        encoded, self._encoded = self._encoded, {}
+        for request, left in self._pins.all():
+            if request.pin is None or request.adapters or request.media or request.encoder:
+                continue
+            tokens = encoded.get(request.request_id) or msgspec.Raw(msgspec.json.encode(request.prompt_ids))
+            self._encoded[request.request_id] = tokens
+            room -= len(bytes(tokens)) + _AROUND
+            if room >= 0:
+                kept.append(_Written(request.pin.name, request.owner, request.cache_salt, tokens, now + left))
         fresh = self._folder / FRESH_PINS
         with suppress(OSError):
             handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
-                file.writelines(self._sealing.seal([msgspec.json.encode([*kept, *self._again])], _NAME))
+                file.writelines(self._sealing.seal([msgspec.json.encode([*kept, *self._again])], _SEALED))
             os.replace(fresh, self._folder / PINS)

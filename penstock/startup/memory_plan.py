@@ -96,6 +96,7 @@ class MemoryPlan:
         draft_states: those that rows borrow while their drafts are verified.
         drafter_bytes: a draft model's weights, its step and its blocks for drafts.
         adapter_bytes: as of MemoryLimits.
+        below_bytes: copies of blocks in this machine's memory, and names of all copies below the device.
         measured: the weights and the largest step were measured.
         where: what the available bytes are of, for people.
     """
@@ -115,12 +116,13 @@ class MemoryPlan:
     draft_states: int = 0
     drafter_bytes: int = 0
     adapter_bytes: int = 0
+    below_bytes: int = 0
     measured: bool = False
     where: str = ""
 
     @property
     def total_bytes(self) -> int:
-        rest = self.activation_bytes + self.state_bytes + self.drafter_bytes + self.adapter_bytes
+        rest = self.activation_bytes + self.state_bytes + self.drafter_bytes + self.adapter_bytes + self.below_bytes
         return self.weights_bytes + self.kv_bytes + rest
 
     def table(self) -> tuple[tuple[str, str, str], ...]:
@@ -137,6 +139,7 @@ class MemoryPlan:
             ("activations", format_bytes(self.activation_bytes), self.step_remark),
             *((drafter,) if self.drafter_bytes else ()),
             *((("adapters", format_bytes(self.adapter_bytes), "at most"),) if self.adapter_bytes else ()),
+            *((("below", format_bytes(self.below_bytes), "copies in memory, and names"),) if self.below_bytes else ()),
             ("total", format_bytes(self.total_bytes), f"of {format_bytes(self.available_bytes)} available{self.where}"),
             *(("note", "", note) for note in self.notes),
         )

@@ -15,6 +15,7 @@ IMPORTED_AS = {
     "nanobind-backend": "nanobind_backend",
     "pyyaml": "yaml",
     "grpcio": "grpc",
+    "mooncake-transfer-engine-non-cuda": "mooncake",
     "protobuf": "google",
     **dict.fromkeys(("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "opentelemetry"),
 }
@@ -26,6 +27,7 @@ EXTRAS = (
     "gpu",
     "grpc",
     "mcp",
+    "mooncake",
     "otel",
     "redis",
     "s3",

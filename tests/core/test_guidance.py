@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from penstock.config.errors import ContextLengthError, RequestError
+from penstock.config.media import EncoderInput
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.loop import Engine
 from penstock.engine.so_far import SoFar
-from tests.core.harness import Collector, expected_tokens, null_engine, request, run
+from tests.core.harness import CROSS, Collector, expected_tokens, null_engine, request, run
 
 
 def guided(name: str, dice: random.Random, most: int = 30, **more: object) -> EngineRequest:
@@ -159,3 +161,26 @@ def test_what_cannot_be_guided_is_refused() -> None:
         engine.scheduler.fork("g", 0)
     with pytest.raises(ValueError, match="no drafts"):
         EngineRequest("g", (1,), asked(3).sampling, speculate=True)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_failed_step_was_to_encode_is_encoded_by_another(ended: bool) -> None:
+    """It is of sequences that have no tokens in that step, and of those that ended meanwhile, too."""
+    engine = null_engine(vocab_size=3, more_groups=(CROSS,), depth=1)
+    heard = replace(request("first", [1], max_tokens=3), encoder=EncoderInput("x", 4))
+    both = replace(heard, sampling=replace(heard.sampling, guidance_scale=1.5, negative_prompt_ids=(1,), n=3))
+    scheduler = engine.scheduler
+    engine.add(heard if ended else replace(both, request_id="both"))
+    plan = scheduler.plan()
+    assert plan is not None and plan.encoder_work
+    if ended:
+        engine.cancel("first")
+    scheduler.fail_outstanding("told to fail")
+    scheduler.check_integrity()
+    engine.runner.abort()
+    engine.add(replace(heard, request_id="again"))
+    found = run(engine)
+    assert found.tokens["again", 0] == expected_tokens(heard, 0, 3)
+    if not ended:
+        for index in range(3):
+            assert found.tokens["both", index] == expected_tokens(both, index, 3)

@@ -105,7 +105,7 @@ def test_no_owner_leaves_a_state_at_a_public_node() -> None:
 
 def test_a_pinned_state_outlives_a_failure() -> None:
     engine = pinned_engine(SYSTEM, checkpoints=4)
-    engine.scheduler.cache.forget_unfinished(())
+    engine.scheduler.cache.forget_unfinished()
     engine.scheduler.check_integrity()
     assert cached(engine, owned("a", (*SYSTEM, 40), "one")) == 16
 

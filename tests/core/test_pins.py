@@ -196,3 +196,32 @@ def test_a_question_changes_nothing() -> None:
     told = {name: answer[name] for name in ("prompt_tokens", "device", "below", "computed", "missed")}
     assert told == {"prompt_tokens": 15, "device": 13, "below": 0, "computed": 2, "missed": "diverged"}
     assert replace(engine.stats(), plan_seconds=0.0) == replace(before, plan_seconds=0.0)
+
+
+def test_a_pin_counts_what_a_guided_request_needs_for_both_of_its_sequences() -> None:
+    engine = null_engine(blocks=20, vocab_size=3)
+    guided = request("g", [1, 2, 0, 1], max_tokens=24, guidance_scale=1.5, negative_prompt_ids=(1,))
+    engine.add(guided)
+    with pytest.raises(RequestError, match="being answered would not fit"):
+        engine.add(replace(request("pin", PROMPT * 2, max_tokens=1), pin=Pin("p", 60.0)))
+    collector = run(engine)
+    assert collector.tokens["g", 0] == expected_tokens(guided, 0, 3)
+
+
+@pytest.mark.parametrize("checkpoints", [None, 12])
+def test_one_key_leaves_others_room_for_pins(checkpoints: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "MOST_PINS", 8)
+    engine = null_engine(blocks=40, checkpoints=checkpoints)
+    cache = engine.scheduler.cache
+    most = 4 if checkpoints is None else int(int((cache.states.pinnable or 0) * pins.SHARE) / 2)
+    for index in range(most):
+        pinned(engine, PROMPT, str(index), "greedy")
+    with pytest.raises(RequestError, match=f"You have {most} .* that a key may have"):
+        pinned(engine, PROMPT, "more", "greedy")
+    pinned(engine, PROMPT, "p", "other")
+    before = cache.pins.reserved(0)
+    assert before == len(set(cache.pins.blocks())) == 6, "pins of one prefix share its blocks"
+    for index in range(most):
+        assert cache.pins.drop("greedy", str(index))
+    assert cache.pins.reserved(0) == 3
+    assert cache.pins.drop("other", "p") and not cache.pins.reserved(0)

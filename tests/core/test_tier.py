@@ -380,3 +380,15 @@ def test_who_waits_too_long_for_a_load_computes_it(monkeypatch: pytest.MonkeyPat
     assert (collector.outputs[0].cached_tokens, collector.outputs[0].missed) == (0, "load_late")
     assert not mover.ended["load whole"]
     engine.scheduler.check_integrity()
+
+
+def test_a_state_is_not_copied_once_the_copy_behind_it_that_kept_its_node_has_gone() -> None:
+    tree = tiered(SlowMover(), (7,), checkpoints=4).scheduler.cache.tree
+    space = Namespace("", ("", "me"))
+    node = tree.restore(None, space, (1, 2, 0, 1))
+    child = tree.restore(node, space, (2, 2, 1, 0))
+    tier = BoundedTier((2, 1), 4, tree.forget_below)
+    assert tier.adopt(child, 1)
+    assert tier.offer(node, 1) is None and node.parent is None
+    tier.check_integrity()
+    assert tier.copies == 0

@@ -45,8 +45,9 @@ async def told_total(options: EngineOptions) -> float:
 
 
 @pytest.mark.skipif(not native.available(), reason="without the native library no start is kept")
-def test_an_engine_takes_what_was_planned_the_first_time_and_again(tmp_path: Path) -> None:
-    options = replace(MODEL, pack_cache=str(tmp_path))
+@pytest.mark.parametrize("below", [{}, {"kv_ram": 300 * MIB, "kv_blocks": 200}, {"kv_disk": 64 * MIB}])
+def test_an_engine_takes_what_was_planned_the_first_time_and_again(tmp_path: Path, below: dict[str, Any]) -> None:
+    options = replace(MODEL, pack_cache=str(tmp_path), kv_disk_path=str(tmp_path / "kv"), **below)
     for exact in (False, True):
         plan = plan_model(options, 1 << 30)
         assert plan.exact is exact

@@ -102,7 +102,8 @@ def test_pins_are_there_after_a_restart(
     with concierge(text, **below) as (server, _):
         pin = sent(server, "POST", "/v1/cache/pins", {"messages": CHAT, "id": "desk", "cache_salt": "pepper"})[1]
     (kept,) = (tmp_path / "kv").glob("*/pins")
-    assert kept.stat().st_mode & 0o777 == 0o600 and (b"pepper" in kept.read_bytes()) == (not key)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert (b"pepper" in kept.read_bytes()) == (not key), "what an index has encrypted lies beside it in clear"
     with concierge(text, **below) as (server, _):
         until = time.monotonic() + 60
         while not (found := sent(server, "GET", "/v1/cache/pins")[1]["data"]):

@@ -451,15 +451,13 @@ class KVCache:
         for g, block in held:
             self.tree.release(g, block)
 
-    def forget_unfinished(self, sequences: abc.Iterable[Sequence]) -> None:
-        """A step of these failed, and what it copied and encoded is unknown."""
+    def forget_unfinished(self) -> None:
+        """All steps in flight failed, and what they copied and encoded is unknown."""
         self.ops.clear()
         self.release_all(self._copied)
         self._copied = []
         self.states.forget()
-        for sequence in sequences:
-            if sequence.allocation is not None and sequence.allocation.cross is not None:
-                self.cross.forget(sequence.allocation.cross)
+        self.cross.forget_since(self.committed_step)
 
     def clear(self) -> None:
         """Forgets every prefix and encoder output that no sequence uses, in lower tiers too."""

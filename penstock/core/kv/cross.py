@@ -17,14 +17,14 @@ class CrossEntry:
         blocks: where its entries lie.
         tokens: how many entries.
         users: sequences that attend to it.
-        filled: whether its entries are computed, or will be by a step that was planned.
+        filled: the step that computes its entries, or did; -1 as long as none is to.
     """
 
     key: tuple[object, str]
     blocks: tuple[int, ...]
     tokens: int
     users: int = 0
-    filled: bool = False
+    filled: int = -1
 
 
 class CrossStore:
@@ -66,18 +66,23 @@ class CrossStore:
     def release(self, entry: CrossEntry) -> None:
         """One user less; an entry that was never filled goes with its last."""
         entry.users -= 1
-        if not entry.users and not entry.filled:
+        if not entry.users and entry.filled < 0:
             self._drop(entry)
 
     def forget(self, entry: CrossEntry) -> None:
-        """A step failed that may not have filled the entry: nobody finds it again."""
-        entry.filled = False
+        """It may not have been filled: nobody finds it again."""
+        entry.filled = -1
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
             if entry.users:
                 self._forgotten.append(entry)
             else:
                 self._free(entry)
+
+    def forget_since(self, step: int) -> None:
+        """No step behind that one was done: what they were to fill is not, whoever asked for it."""
+        for entry in [entry for entry in self._entries.values() if entry.filled > step]:
+            self.forget(entry)
 
     def clear(self) -> None:
         """Gives up what nobody uses."""

@@ -226,6 +226,8 @@ class BoundedTier(Tier):
     def offer(self, node: Node, group: int) -> int | None:
         if len(self._saving) >= self._most_saving or not (self._free[group] or self._drop_one(group)):
             return None
+        if node.parent is None:  # what was given up for it was all that kept it in the tree
+            return None
         place = self._free[group].pop()
         self._saving.add(place)
         self._catalog.describe(place, entry_of(node, group))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.5  # of each group's blocks, and of the slots for recurrent states
 _OWNERS_SHARE = 0.5  # of those, which one key has at most
-MOST_PINS = 1024
+MOST_PINS = 1024  # of which a key has its share, too
 
 
 @dataclass(slots=True)
@@ -39,6 +39,34 @@ class Held:
     until: float
 
 
+class _Tally:
+    """Blocks that pins hold, each counted once, however many hold it.
+
+    Attributes:
+        pins: how many there are.
+        sizes: by group, how many blocks they hold.
+    """
+
+    def __init__(self) -> None:
+        self._holds: Counter[tuple[int, int]] = Counter()
+        self.pins = 0
+        self.sizes: Counter[int] = Counter()
+
+    def add(self, blocks: tuple[tuple[int, int], ...]) -> None:
+        self.pins += 1
+        for one in blocks:
+            self._holds[one] += 1
+            self.sizes[one[0]] += self._holds[one] == 1
+
+    def remove(self, blocks: tuple[tuple[int, int], ...]) -> None:
+        self.pins -= 1
+        for one in blocks:
+            self._holds[one] -= 1
+            if not self._holds[one]:
+                del self._holds[one]
+                self.sizes[one[0]] -= 1
+
+
 class Pins:
     """Who keeps what.
 
@@ -51,14 +79,14 @@ class Pins:
         self._held: dict[tuple[str, str], Held] = {}  # by owner and name
         self._coming: dict[str, EngineRequest] = {}  # by request
         self._next = inf  # when one ends
-        self._blocks: Counter[tuple[int, int]] = Counter()  # how many pins hold each
+        self._all = _Tally()
+        self._of: dict[str, _Tally] = {}  # by owner
         self._ends: Counter[Node] = Counter()  # how many pins end there, where a state is kept for them
         self.changed: Callable[[], None] = lambda: None
 
     def reserved(self, group: int) -> int:
         """Blocks of a group that are pinned, or will be."""
-        held = sum(g == group for g, _ in self._blocks) if self._blocks else 0
-        return held + sum(self._need(request, group) for request in self._coming.values())
+        return self._all.sizes[group] + sum(self._need(request, group) for request in self._coming.values())
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """(group, block) of every reference that pins hold."""
@@ -83,11 +111,11 @@ class Pins:
         """
         pin = request.pin
         assert pin is not None
-        coming = {(one.owner, one.pin.name) for one in self._coming.values() if one.pin is not None}
-        if (request.owner, pin.name) in self._held or (request.owner, pin.name) in coming:
+        coming = [one for one in self._coming.values() if one.owner == request.owner]
+        named = {one.pin.name for one in coming if one.pin is not None}
+        if (request.owner, pin.name) in self._held or pin.name in named:
             raise RequestError(f"You have a pin {pin.name!r} already; delete it first.", param="id", code="pin_exists")
-        if len(self._held) + len(self._coming) >= MOST_PINS:
-            raise _full(f"There are {MOST_PINS} pins, the most there may be.")
+        self._check_number(request.owner, len(coming), MOST_PINS, "places")
         if len(request.prompt_ids) < self._cache.block_size:
             raise RequestError(
                 f"The prompt has {len(request.prompt_ids)} tokens, fewer than a block of the cache "
@@ -95,7 +123,7 @@ class Pins:
                 param="prompt",
                 code="pin_too_short",
             )
-        self._check_room(request)
+        self._check_room(request, coming)
         self._coming[request.request_id] = request
         try:
             fit()
@@ -103,20 +131,29 @@ class Pins:
             del self._coming[request.request_id]
             raise _full("With this pin, requests that are being answered would not fit any more.") from None
 
-    def _check_room(self, request: EngineRequest) -> None:
-        own = [held for (owner, _), held in self._held.items() if owner == request.owner]
+    def _check_number(self, owner: str, coming: int, most: int, what: str) -> None:
+        """Raises RequestError where there are as many as may be of something that each pin takes one of."""
+        if len(self._held) + len(self._coming) >= most:
+            raise _full(f"There are {most} {what} for pins, and all are taken.")
+        share = int(most * _OWNERS_SHARE) if owner else most
+        if self._tally(owner).pins + coming >= share:
+            raise _full(f"You have {share} {what} for pins, the most that a key may have.")
+
+    def _tally(self, owner: str) -> _Tally:
+        return self._of.get(owner) or _Tally()
+
+    def _check_room(self, request: EngineRequest, coming: list[EngineRequest]) -> None:
         for g, pool in enumerate(self._cache.pools):
             most, need = int((pool.num_blocks - 1) * SHARE), self._need(request, g)
             if (taken := self.reserved(g)) + need > most:
                 raise _full(f"This pin takes up to {need} blocks; pins have {taken} of the {most} that they may have.")
             share = int(most * _OWNERS_SHARE) if request.owner else most
-            mine = len({block for held in own for group, block in held.blocks if group == g})
-            mine += sum(self._need(one, g) for one in self._coming.values() if one.owner == request.owner)
+            mine = self._tally(request.owner).sizes[g] + sum(self._need(one, g) for one in coming)
             if mine + need > share:
                 raise _full(f"This pin takes up to {need} blocks; yours have {mine} of the {share} that a key may pin.")
         slots = self._cache.states.pinnable
-        if slots is not None and len(self._held) + len(self._coming) >= int(slots * SHARE):
-            raise _full(f"There are {slots} slots for recurrent states, of which pins may have {int(slots * SHARE)}.")
+        if slots is not None:
+            self._check_number(request.owner, len(coming), int(slots * SHARE), "slots of recurrent states")
 
     def hold(self, sequence: Sequence) -> None:
         """A prompt that is to be pinned was computed, to its end."""
@@ -133,7 +170,8 @@ class Pins:
         blocks = tuple(self._cache.tree.needed(node))
         for g, block in blocks:
             self._cache.tree.retain(g, block)
-        self._blocks.update(blocks)
+        self._all.add(blocks)
+        self._of.setdefault(request.owner, _Tally()).add(blocks)
         self._ends[node] += 1
         if self._ends[node] == 1:
             self._cache.states.pin(node)
@@ -153,8 +191,10 @@ class Pins:
         held = self._held.pop((owner, name), None)
         if held is None:
             return False
-        self._blocks.subtract(held.blocks)
-        self._blocks += Counter()  # forgets those that none holds
+        self._all.remove(held.blocks)
+        self._of[owner].remove(held.blocks)
+        if not self._of[owner].pins:
+            del self._of[owner]
         for one in _path(held.node):
             one.pins -= 1
             if not one.pins and one.below:
