@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 MOST = {
-    "_attend": 5,  # rows of 1, 2, 4, 8 and more queries
-    "_join_in_order": 4,
+    "_attend": 6,  # rows of 1, 2, 4, 8, 16 and more queries
+    "_join_in_order": 5,
     "_sort": 4,  # tiles of rows
     "_multiply": 28,  # four such tiles, by one program or several, of three packings and two experts' matrices
 }
