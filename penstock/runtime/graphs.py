@@ -178,9 +178,11 @@ class DecodeGraphs:
 
         Every span has to be sampled and to want the logits of all its tokens and nothing else.
         """
+        if self._builder.adapted(spans) or any(span.parents for span in spans):
+            return None
         lens = np.array([len(span.tokens) for span in spans])
         size = self._find(lens, min(span.start + len(span.tokens) for span in spans))
-        if size is None or self._builder.adapted(spans) or any(span.parents for span in spans):
+        if size is None:
             return None
         graph = self._graphs[size]
         memory = np.zeros(graph.fields.size, np.uint8)
@@ -249,22 +251,22 @@ class DecodeGraphs:
         if self._axes > 1:
             placed = builder.places(columns.slots.repeat(queries), positions[:count].reshape(-1))
             out["positions"].reshape(self._axes, -1)[:, : count * queries] = placed
-        self._fill_tables(out, columns.slots, positions[:count].reshape(-1)[own], own)
+        self._fill_tables(out, columns.slots, columns.slots.repeat(lens), positions[:count].reshape(-1)[own], own)
         return True
 
     def _fill_tables(
         self,
         out: dict[str, npt.NDArray[Any]],
         rows: npt.NDArray[np.int64],
+        token_rows: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
         own: npt.NDArray[np.int64],
     ) -> None:
         """Writes the slots of the step's own tokens, and what has changed in the tables of the rows."""
         builder, device = self._builder, self._device
         logical, offset = np.divmod(positions, builder.block_size)
-        of_token = rows[own // (len(out["sources"]) // len(out["rows"]))]
         for g, table in enumerate(builder.tables):
-            out[f"slot{g}"][own] = table[of_token, logical].astype(np.int64) * builder.block_size + offset
+            out[f"slot{g}"][own] = table[token_rows, logical].astype(np.int64) * builder.block_size + offset
             places, blocks = builder.changes(g, rows.tolist())
             out[f"places{g}"][:] = self._free_row * table.shape[1]
             if len(places) <= len(out[f"places{g}"]):

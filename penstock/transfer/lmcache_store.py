@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from penstock.config.kv_store import StoreAddress
 from penstock.transfer.pieces import Bytes
-from penstock.transfer.remote import ANSWER_S, CONNECT_S, whole_rows
+from penstock.transfer.remote import ANSWER_S, CONNECT_S, leading_rows
 from penstock.transfer.store import StoreError
 
 _PUT: Final = 1  # commands
@@ -61,8 +61,7 @@ class LMCacheStore:
             raise StoreError("the server has not kept it")
 
     def leading(self, rows: Sequence[Sequence[str]]) -> int:
-        whole = whole_rows(rows, self.held([name for row in rows for name in row]))
-        return whole.index(False) if False in whole else len(whole)
+        return leading_rows(rows, self.held)
 
     def held(self, names: Sequence[str]) -> Sequence[bool]:
         messages = [_message(_EXIST, name) for name in names]

@@ -13,7 +13,7 @@ from typing import Any, Final
 from penstock.config.errors import ConfigError
 from penstock.config.kv_store import MooncakeMember, StoreAddress
 from penstock.transfer.pieces import Bytes
-from penstock.transfer.remote import whole_rows
+from penstock.transfer.remote import leading_rows
 from penstock.transfer.store import StoreError
 
 _BUFFER_BYTES: Final = 64 << 20  # through which values of this process go
@@ -77,8 +77,7 @@ class MooncakeStore:
             raise StoreError(f"the store has no room for it, or does not take it (error {code})")
 
     def leading(self, rows: Sequence[Sequence[str]]) -> int:
-        whole = whole_rows(rows, self.held([name for row in rows for name in row]))
-        return whole.index(False) if False in whole else len(whole)
+        return leading_rows(rows, self.held)
 
     def held(self, names: Sequence[str]) -> Sequence[bool]:
         found = self._store.batch_is_exist(list(names))

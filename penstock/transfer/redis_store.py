@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from penstock.config.errors import ConfigError
 from penstock.config.kv_store import StoreAddress
 from penstock.transfer.pieces import Bytes
-from penstock.transfer.remote import ANSWER_S, CONNECT_S, whole_rows
+from penstock.transfer.remote import ANSWER_S, CONNECT_S, leading_rows
 from penstock.transfer.store import StoreError
 
 _READ_BYTES: Final = 4 << 20  # at once: with the client's own 64 KiB a block of 1.8 MB takes three times as long
@@ -73,8 +73,7 @@ class RedisStore:
         count = 0
         for part, there in zip(parts, counts, strict=True):
             if there != sum(map(len, part)):
-                whole = whole_rows(part, self.held([name for row in part for name in row]))
-                return count + (whole.index(False) if False in whole else len(whole))
+                return count + leading_rows(part, self.held)
             count += len(part)
         return count
 

@@ -58,6 +58,12 @@ def whole_rows(rows: Sequence[Sequence[str]], held: Sequence[bool]) -> list[bool
     return [sum(next(there) for _ in row) == len(row) for row in rows]
 
 
+def leading_rows(rows: Sequence[Sequence[str]], held: Callable[[Sequence[str]], Sequence[bool]]) -> int:
+    """How many of the first rows have all their names there, as `held` tells of each."""
+    whole = whole_rows(rows, held([name for row in rows for name in row]))
+    return whole.index(False) if False in whole else len(whole)
+
+
 class Rests:
     """Asks a store nothing for a while after it has failed, twice as long each time, half a minute at most."""
 

@@ -19,6 +19,7 @@ from penstock.core.policies.bounded_tier import BoundedTier, Catalog, digest_aft
 if TYPE_CHECKING:
     from penstock.core.kv.cache import KVCache
     from penstock.core.policies.order import Admission
+    from penstock.core.sequence import Sequence as TokenSequence
 
 _LEAST_PATIENCE = 0.1  # seconds that a sequence waits for an answer,
 _MOST_PATIENCE = 2.0  # or as long as computing takes
@@ -129,15 +130,15 @@ class SharedTier(BoundedTier):
         if admission.match.reach >= limit:
             return False
         nodes = admission.match.nodes
-        node, coming = _last_known(cache, sequence.namespace, sequence.keys[:limit], nodes[-1] if nodes else None)
+        node, coming = _last_known(cache, sequence, limit, nodes[-1] if nodes else None)
         depth = 0 if node is None else node.depth
         if coming or depth >= limit:
             return False
-        chain = Chain(_digest_before(node, sequence.namespace), tuple(sequence.keys[depth:limit]), cache.block_size)
+        before = _digest_before(node, sequence.namespace)
         now = monotonic()
-        one = self._searches.get(chain.first)
+        one = self._searches.get(digest_after(before, tuple(sequence.keys[depth : depth + cache.block_size])))
         if one is None or (one.closed is not None and now - one.closed > _AGAIN):
-            one = self._ask(chain, now)
+            one = self._ask(Chain(before, tuple(sequence.keys[depth:limit]), cache.block_size), now)
         if one is None or one.closed is not None:
             return False
         if one.search.answered.wait(_IDLE if admission.idle_engine else 0):
@@ -190,9 +191,8 @@ class SharedTier(BoundedTier):
                 one.closed = monotonic()
                 break
             one.taken += 1
-            self._remember(
-                child.digest, one
-            )  # where it is given up for what comes behind it, it is not asked for again
+            # Where it is given up for what comes behind it, it is not asked for again.
+            self._remember(child.digest, one)
         cache.tree.move(cursor, None)
         if one.taken == len(found):
             one.closed = monotonic()
@@ -201,16 +201,16 @@ class SharedTier(BoundedTier):
         return one.taken > begun
 
 
-def _last_known(
-    cache: KVCache, namespace: Namespace, tokens: Sequence[int], last: Node | None
-) -> tuple[Node | None, bool]:
-    """The last node that is here or lies below, None for none; and whether what follows it is being computed."""
+def _last_known(cache: KVCache, sequence: TokenSequence, limit: int, last: Node | None) -> tuple[Node | None, bool]:
+    """Of a sequence's first `limit` tokens the last node that is here or lies below, None for none; and whether what
+    follows it is being computed."""
+    namespace = sequence.namespace
     tree, size = cache.tree, cache.block_size
     essential = [g for g, group in enumerate(cache.groups) if group.essential]
     root = tree.enter(namespace)
     node, coming = last or root, False
-    while node.depth + size <= len(tokens):
-        child = tree.child(node, namespace, tuple(tokens[node.depth : node.depth + size]))
+    while node.depth + size <= limit:
+        child = tree.child(node, namespace, tuple(sequence.keys[node.depth : node.depth + size]))
         if child is None or not (child.filled or all(g in child.below for g in essential)):
             coming = child is not None and child.owner is not None
             break
