@@ -283,12 +283,32 @@ class LLM:
         if not self._end.alive:
             work.close()
             raise EngineDeadError("This LLM is closed; make a new one.")
-        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        loop = self._loop  # not self: an object that is dropped ends
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def begin() -> None:
+            task = loop.create_task(work)
+            task.add_done_callback(functools.partial(_hand_over, answer))
+            answer.add_done_callback(lambda _: loop.call_soon_threadsafe(task.cancel))
+
         try:
-            return future.result()
+            loop.call_soon_threadsafe(begin)  # an interrupt that comes right after it is caught too
+            return answer.result()
         except BaseException:
-            future.cancel()
+            answer.cancel()
             raise
+
+
+def _hand_over(answer: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
+    """Gives a task's outcome to whoever waits for it in another thread."""
+    if task.cancelled():
+        answer.cancel()
+    elif not answer.set_running_or_notify_cancel():
+        task.exception()  # nobody waits any more: it counts as seen
+    elif (error := task.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(task.result())
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:

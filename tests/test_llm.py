@@ -213,6 +213,26 @@ def test_interrupt_cancels_the_requests(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(llm.generate("a", max_tokens=3)[0].outputs[0].token_ids) == 3
 
 
+def test_interrupt_before_the_wait_cancels_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.async_llm._build", lambda *_: null_engine(wrap=lambda runner: Slow(runner, 0.05)))
+    with LLM() as llm:
+        call = llm._loop.call_soon_threadsafe
+
+        def interrupted(*arguments: Any) -> None:
+            call(*arguments)
+            monkeypatch.undo()
+            while not (asyncio.run_coroutine_threadsafe(llm._async.stats(), llm._loop).result(60)).running:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(llm._loop, "call_soon_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("x", max_tokens=1900, ignore_eos=True)
+        while llm.stats().running:
+            time.sleep(0.01)
+        assert llm.stats().cancelled == 1
+
+
 def test_engine_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(options: EngineOptions, progress: object) -> Any:
         raise ConfigError(f"no {options.device}")

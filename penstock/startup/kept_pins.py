@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from penstock.config.cache_asks import MOST_PIN_SECONDS, Pin
 from penstock.config.errors import RequestError
@@ -27,8 +27,9 @@ _SEALED: Final = b"pins"
 _ONE: Final = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-class KeptPin(msgspec.Struct, forbid_unknown_fields=True):
-    """A pin as it lies on disk.
+@dataclass(frozen=True, slots=True)
+class KeptPin:
+    """A pin as it lies on disk: a line of JSON.
 
     Attributes:
         name, owner, salt: whose it is.
@@ -42,15 +43,19 @@ class KeptPin(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[int]
     until: float
 
+    def line(self, tokens: str) -> bytes:
+        """Itself in a line, with these tokens in JSON instead of its own."""
+        given = {"name": self.name, "owner": self.owner, "salt": self.salt, "until": self.until}
+        return f'{json.dumps(given)[:-1]}, "tokens": {tokens}}}\n'.encode()
 
-class _Written(msgspec.Struct):
-    """The same, its tokens as they are written."""
-
-    name: str
-    owner: str
-    salt: str
-    tokens: msgspec.Raw
-    until: float
+    @classmethod
+    def of(cls, line: bytes) -> KeptPin:
+        """Raises ValueError or RecursionError for a line that is none."""
+        match json.loads(line):
+            case {"name": str(), "owner": str(), "salt": str(), "tokens": [_, *_] as tokens, "until": float()} as kept:
+                if len(kept) == 5 and all(type(token) is int and token >= 0 for token in tokens):
+                    return cls(**kept)
+        raise ValueError("a line of it is no pin")
 
 
 class KeptPins:
@@ -67,7 +72,7 @@ class KeptPins:
         self._pins = pins
         self._add = add
         self._again = self._read()
-        self._encoded: dict[str, msgspec.Raw] = {}  # tokens, by request, which are written again with each other pin
+        self._encoded: dict[str, str] = {}  # tokens, by request, which are written again with each other pin
         pins.changed = self._write
 
     def __call__(self) -> bool:
@@ -96,31 +101,32 @@ class KeptPins:
                 data = file.read(_MOST_BYTES + 1)
             if len(data) > _MOST_BYTES:
                 raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-            found = msgspec.json.decode(self._sealing.unseal(data, _SEALED), type=list[KeptPin])
+            return [KeptPin.of(line) for line in bytes(self._sealing.unseal(data, _SEALED)).splitlines()[:MOST_PINS]]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("what was pinned before is not known: %s in %s cannot be read (%s)", PINS, self._folder, error)
             return []
-        return [kept for kept in found[:MOST_PINS] if kept.tokens and min(kept.tokens) >= 0]
 
     def _write(self) -> None:
         """Whatever happens meanwhile, the file is whole; a disk that refuses leaves the one of before."""
-        kept: list[_Written] = []
+        lines: list[bytes] = []
         now = time.time()
         room = _MOST_BYTES // 2
         encoded, self._encoded = self._encoded, {}
         for request, left in self._pins.all():
             if request.pin is None or request.adapters or request.media or request.encoder:
                 continue
-            tokens = encoded.get(request.request_id) or msgspec.Raw(msgspec.json.encode(request.prompt_ids))
+            tokens = encoded.get(request.request_id) or json.dumps(request.prompt_ids)
             self._encoded[request.request_id] = tokens
-            room -= len(bytes(tokens)) + _AROUND
+            room -= len(tokens) + _AROUND
             if room >= 0:
-                kept.append(_Written(request.pin.name, request.owner, request.cache_salt, tokens, now + left))
+                kept = KeptPin(request.pin.name, request.owner, request.cache_salt, [], now + left)
+                lines.append(kept.line(tokens))
+        lines += (kept.line(json.dumps(kept.tokens)) for kept in self._again)
         fresh = self._folder / FRESH_PINS
         with suppress(OSError):
             handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
-                file.writelines(self._sealing.seal([msgspec.json.encode([*kept, *self._again])], _SEALED))
+                file.writelines(self._sealing.seal([b"".join(lines)], _SEALED))
             os.replace(fresh, self._folder / PINS)

@@ -12,7 +12,6 @@ from penstock.core.kv.cache import KVCache
 from penstock.startup.claim import Claim
 from penstock.startup.started import Started
 from penstock.transfer.block_hashes import BlockHasher
-from penstock.transfer.kv_events import EventPublisher, EventWriter
 from penstock.transfer.told_blocks import ToldBlocks
 
 log = logging.getLogger(__name__)
@@ -33,6 +32,8 @@ def settle_events(started: Started, cache: KVCache, claim: Claim) -> None:
             "--kv-events-config tells which prefixes are cached; this engine keeps none "
             "(--no-enable-prefix-caching, or an encoder). Start it without."
         )
+    from penstock.transfer.kv_events import EventPublisher, EventWriter  # its libraries are the server's
+
     if asked.block_hashes is None:
         asked = replace(asked, block_hashes="bytes" if whole_block_hashes() else "int")
     if hash_seed() is None:
