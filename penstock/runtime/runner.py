@@ -220,7 +220,7 @@ class ModelRunner:
         self._queue.popleft()
         executor: Any = self._executor
         count = plan.num_tokens
-        self._drafting.see(plan, read(self._drafting.taps, lambda name: executor.tap(name, count), None, True))
+        self._drafting.see(plan, read(self._drafting.looked_at, lambda name: executor.tap(name, count), None, True))
         return self._drafting.propose(plan, result, result.results)
 
     def _launch(self, plan: StepPlan, masks: Any) -> _InFlightStep:
@@ -264,7 +264,7 @@ class ModelRunner:
 
     def _tapped(self, wanted: _Wanted, source: Any, logits: Any) -> Tapped | None:
         """What the drafter is told of a step, if it wants anything."""
-        taps = self._drafting.taps
+        taps = self._drafting.looked_at
         if taps.best and wanted.drafted:
             return best_behind(logits, wanted.drafted, self._on_device)
         return read(taps, lambda name: source.tap(name), wanted.tokens, not self._on_device)
