@@ -274,7 +274,7 @@ class DecoderModel(Layer):
         self.directions: dict[int, Tensor] = {}
         self.norm = norm
         self.head = heads.logits
-        self.cache_specs: tuple[CacheSpec, ...] = tuple(spec for block in blocks for spec in _specs(block.attention))
+        self.declare_caches()
         self.classifier = heads.classifier
         self.projection = heads.projection
         self.mask = traits.mask
@@ -284,6 +284,12 @@ class DecoderModel(Layer):
         self.dtype = traits.dtype
         self.ignorable = traits.ignorable
         self.renames = traits.renames
+
+    def declare_caches(self) -> None:
+        """Collects what the layers keep."""
+        self.cache_specs: tuple[CacheSpec, ...] = tuple(
+            spec for block in self.blocks for spec in _specs(block.attention)
+        )
 
     def load_from(self, folder: Path) -> bool:
         """Whether the model reads its weights itself, and has done so now."""
