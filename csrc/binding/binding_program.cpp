@@ -113,14 +113,6 @@ private:
     RowKinds token_kinds{};
 };
 
-// Which of a step's numbers an embedding looks up.
-const std::int64_t* StepInputs::* lookup_of(const std::string& name) {
-    if (name == "token_ids") return &StepInputs::token_ids;
-    if (name == "positions") return &StepInputs::positions;
-    if (name == "token_types") return &StepInputs::token_types;
-    throw nb::value_error(("lookup \"" + name + "\" is not one of token_ids, positions, token_types.").c_str());
-}
-
 void embedding(Program& p, const PackedMatrix& table, float scale, Value out, const std::string& lookup) {
     p.add({"embedding",
            [=, &table, rows = lookup_of(lookup)](const Frame& f, Worker& w) {
@@ -438,6 +430,7 @@ void bind_program(nb::module_& m) {
 #undef PENSTOCK_PLAIN
 #undef PENSTOCK_OTHER
     bind_adapters(m, program);
+    bind_shared_ops(program);
     program.def(nb::init<>())
         .def("activation", [](Program& p, std::int64_t row_bytes,
                               const std::string& extent) { return p.activation(row_bytes, extent_of(extent)); })

@@ -15,6 +15,7 @@
 namespace penstock {
 
 class PackedMatrix;  // packed.h
+class RankGroup;     // rank_group.h
 
 // relu2 is relu squared; clip bounds to ±limit.
 enum class Activation : int { none, silu, gelu, gelu_tanh, swigluoai, relu, relu2, clip };
@@ -79,6 +80,42 @@ struct LinearArgs {
     float* out;
     std::byte* scratch;               // linear_scratch() bytes, 64-byte aligned
     const RowKinds* kinds = nullptr;  // null: all rows are multiplied alike
+};
+
+// out = the sum over all ranks' x · Wᵀ (+ bias) (+ residual): each has some of the inputs, cut into segments, and all
+// segments are added in their order, so that the bits are those of linear() in one process.
+struct SharedLinearArgs {
+    const PackedMatrix* matrix;  // [M, own inputs]; null where this rank has none
+    const float* x;              // [T, own inputs]
+    std::int64_t tokens;
+    RankGroup* group;
+    std::int64_t first, total;  // number of the first own segment, and how many all ranks have
+    std::int64_t width;         // M
+    const float* bias;          // [M] or null
+    const float* residual;      // [T, M], may be out itself; or null
+    float* out;
+    std::byte* scratch;  // linear_scratch() bytes
+    const RowKinds* kinds = nullptr;
+};
+
+// out[t] = all ranks' columns side by side
+struct GatherColumnsArgs {
+    const float* x;  // [T, own width]
+    std::int64_t tokens;
+    RankGroup* group;
+    const std::int64_t* widths;  // of every rank
+    float* out;                  // [T, their sum]
+};
+
+// embedding() of a table whose rows lie with several ranks: rows from `first` on are this one's.
+struct SharedEmbeddingArgs {
+    const PackedMatrix* table;  // [own rows, N]; null where this rank has none
+    const std::int64_t* token_ids;
+    std::int64_t tokens, width;
+    float scale;
+    std::int64_t first;
+    RankGroup* group;
+    float* out;  // [T, N]
 };
 
 // One MLP an expert; every token runs through its top_k.
@@ -476,6 +513,8 @@ struct AdapterArgs {
     PLAIN(delta_rule, DeltaRuleArgs)             \
     BOUND(gate_up, GateUpArgs)                   \
     BOUND(embedding, EmbeddingArgs)              \
+    BOUND(shared_embedding, SharedEmbeddingArgs) \
+    BOUND(gather_columns, GatherColumnsArgs)     \
     BOUND(weighted_sum, WeightedSumArgs)         \
     BOUND(position_scales, PositionScalesArgs)   \
     BOUND(take_rows, TakeRowsArgs)               \
@@ -485,6 +524,7 @@ struct AdapterArgs {
     BOUND(latent_write, LatentWriteArgs)         \
     BOUND(adapter, AdapterArgs)                  \
     OWN(linear, LinearArgs)                      \
+    OWN(shared_linear, SharedLinearArgs)         \
     OWN(head_linear, HeadLinearArgs)             \
     OWN(experts, ExpertsArgs)
 
