@@ -3,7 +3,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -23,9 +22,11 @@ void require(bool holds, const std::string& otherwise) {
     if (!holds) throw nb::value_error(otherwise.c_str());
 }
 
-std::shared_ptr<std::byte> mapped(int descriptor, int count = 0, std::int64_t slot_bytes = 0) {
+// What the system refuses is an OSError in Python.
+template <class F>
+auto asked(F&& system) {
     try {
-        return RankGroup::map(descriptor, count, slot_bytes);
+        return system();
     } catch (const std::system_error& error) {
         PyErr_SetString(PyExc_OSError, error.what());
         throw nb::python_error();
@@ -102,11 +103,15 @@ void bind_rank_group(nb::module_& m) {
     nb::class_<RankGroup>(m, "RankGroup", "Ranks that compute one model together.")
         .def(
             "__init__",
-            [](RankGroup* self, int descriptor, int rank) { new (self) RankGroup(mapped(descriptor), rank); },
+            [](RankGroup* self, int descriptor, int rank) {
+                new (self) RankGroup(asked([&] { return RankGroup::map(descriptor); }), rank);
+            },
             "descriptor"_a, "rank"_a)
         .def_static(
-            "prepare",
-            [](int descriptor, int count, std::int64_t slot_bytes) { mapped(descriptor, count, slot_bytes); },
+            "make",
+            [](int descriptor, int count, std::int64_t slot_bytes) {
+                asked([&] { RankGroup::make(descriptor, count, slot_bytes); });
+            },
             "descriptor"_a, "count"_a, "slot_bytes"_a)
         .def_prop_ro("rank", &RankGroup::rank)
         .def_prop_ro("count", &RankGroup::count)

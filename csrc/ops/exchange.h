@@ -20,7 +20,8 @@ inline std::uint32_t exchange_kind(std::uint32_t op, std::int64_t tokens, std::i
 
 // Calls fill(i), which shares its work among the team, for each of `chunks` chunks, and take(i, age) once all ranks
 // have filled chunk i: it lies in slots of that age. All members of all ranks' teams call it with the same arguments.
-// Ends early if the group is stopped.
+// Both look at the group only in work that they share: for a member that comes late it is further. Ends early if the
+// group is stopped.
 template <class Fill, class Take>
 void exchange(RankGroup& group, std::int64_t chunks, std::uint32_t kind, std::uint32_t note, Worker& worker,
               Fill&& fill, Take&& take) {

@@ -50,8 +50,8 @@ void gather_columns(const GatherColumnsArgs& args, Worker& worker) {
         [&](std::int64_t chunk, std::uint32_t age) {
             std::int64_t column = 0;
             for (int r = 0; r < group.count(); ++r) {
-                const auto* const slot = reinterpret_cast<const float*>(group.slot(r, age));
                 share(chunk, args.widths[r], [&](std::int64_t first, std::int64_t from, std::int64_t to) {
+                    const auto* const slot = reinterpret_cast<const float*>(group.slot(r, age));
                     place(slot + from, first + from, first + to, args.widths[r], args.out + column, whole);
                 });
                 column += args.widths[r];
@@ -74,19 +74,18 @@ void shared_embedding(const SharedEmbeddingArgs& args, Worker& worker) {
     exchange(
         group, chunks, exchange_kind(rows_op, args.tokens, args.width, 0), 0, worker,
         [&](std::int64_t chunk) {
-            auto* const slot = reinterpret_cast<float*>(group.slot(0));
             share(chunk, [&](std::int64_t i, std::int64_t token) {
                 const std::int64_t row = args.token_ids[token] - args.first;
                 if (row < 0 || row >= own) return;
-                float* const out = slot + i * args.width;
+                float* const out = reinterpret_cast<float*>(group.slot(0)) + i * args.width;
                 unpack_row(*args.table, row, out);
                 if (args.scale != 1.0f)
                     for (std::int64_t k = 0; k < args.width; ++k) out[k] *= args.scale;
             });
         },
         [&](std::int64_t chunk, std::uint32_t age) {
-            const auto* const slot = reinterpret_cast<const float*>(group.slot(0, age));
             share(chunk, [&](std::int64_t i, std::int64_t token) {
+                const auto* const slot = reinterpret_cast<const float*>(group.slot(0, age));
                 std::copy_n(slot + i * args.width, args.width, args.out + token * args.width);
             });
         });

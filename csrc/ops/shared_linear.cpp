@@ -160,11 +160,11 @@ void shared_linear(const SharedLinearArgs& args, Worker& worker) {
                 worker.share(tasks, 1, run);
         },
         [&](std::int64_t chunk, std::uint32_t age) {
-            const Ranks ranks = ranks_of(job, age);
-            if (!ranks.count) return;
             worker.share(tasks_of(chunk), row_chunk(job.task_floats * args.total),
                          [&](std::int64_t begin, std::int64_t end) {
-                             for (std::int64_t i = begin; i < end; ++i) take(job, chunk * job.chunk + i, ranks);
+                             const Ranks ranks = ranks_of(job, age);
+                             for (std::int64_t i = begin; ranks.count && i < end; ++i)
+                                 take(job, chunk * job.chunk + i, ranks);
                          });
         });
 }

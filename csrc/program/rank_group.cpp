@@ -1,6 +1,5 @@
 #include "program/rank_group.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -67,6 +66,24 @@ void check_sizes(std::int64_t count, std::int64_t slot_bytes) {
                                     std::to_string(page) + ".");
 }
 
+std::system_error failed(const char* what) { return {errno, std::generic_category(), what}; }
+
+std::int64_t file_bytes(int descriptor) {
+    struct stat found{};
+    if (fstat(descriptor, &found) != 0) throw failed("memory of a group of ranks cannot be looked at");
+    return found.st_size;
+}
+
+std::shared_ptr<std::byte> mapped(int descriptor, std::int64_t bytes) {
+    const auto size = static_cast<std::size_t>(bytes);
+    void* const start = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (start == MAP_FAILED) throw failed("memory of a group of ranks cannot be mapped");
+#ifdef MADV_HUGEPAGE
+    madvise(start, size, MADV_HUGEPAGE);  // as the kernel is set up for shared memory; it may refuse
+#endif
+    return {static_cast<std::byte*>(start), [size](std::byte* at) { munmap(at, size); }};
+}
+
 }  // namespace
 
 struct RankGroup::Head {
@@ -98,30 +115,23 @@ void RankGroup::prepare(std::byte* memory, int count, std::int64_t slot_bytes) {
     head.mark.store(mark, std::memory_order_release);
 }
 
-std::shared_ptr<std::byte> RankGroup::map(int descriptor, int count, std::int64_t slot_bytes) {
-    const auto failed = [](const char* what) { return std::system_error(errno, std::generic_category(), what); };
-    struct stat found{};
-    if (fstat(descriptor, &found) != 0) throw failed("memory of a group of ranks cannot be looked at");
-    if (count) {
-        const std::int64_t wanted = memory_bytes(count, slot_bytes);
-        if (found.st_size != 0) throw std::invalid_argument("memory for a new group of ranks has to be empty.");
-        if (ftruncate(descriptor, wanted) != 0) throw failed("memory of a group of ranks cannot be had");
-        found.st_size = wanted;
+void RankGroup::make(int descriptor, int count, std::int64_t slot_bytes) {
+    const std::int64_t size = memory_bytes(count, slot_bytes);
+    if (file_bytes(descriptor) != 0) throw std::invalid_argument("memory for a new group of ranks has to be empty.");
+    if (ftruncate(descriptor, size) != 0) throw failed("memory of a group of ranks cannot be had");
+    prepare(mapped(descriptor, size).get(), count, slot_bytes);
+}
+
+std::shared_ptr<std::byte> RankGroup::map(int descriptor) {
+    const std::int64_t size = file_bytes(descriptor);
+    if (size >= page) {
+        auto memory = mapped(descriptor, size);
+        const auto& head = *reinterpret_cast<const Head*>(memory.get());
+        if (head.mark.load(std::memory_order_acquire) == mark &&
+            memory_bytes(static_cast<int>(head.count), head.slot_bytes) == size)
+            return memory;
     }
-    const auto size = static_cast<std::size_t>(found.st_size);
-    if (size < static_cast<std::size_t>(page)) throw std::invalid_argument("this is no memory of a group of ranks.");
-    void* const start = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    if (start == MAP_FAILED) throw failed("memory of a group of ranks cannot be mapped");
-#ifdef MADV_HUGEPAGE
-    madvise(start, size, MADV_HUGEPAGE);  // as the kernel is set up for shared memory; it may refuse
-#endif
-    std::shared_ptr<std::byte> memory(static_cast<std::byte*>(start), [size](std::byte* at) { munmap(at, size); });
-    if (count) prepare(memory.get(), count, slot_bytes);
-    const auto& head = *reinterpret_cast<const Head*>(memory.get());
-    if (head.mark.load(std::memory_order_acquire) != mark ||
-        memory_bytes(static_cast<int>(head.count), head.slot_bytes) != found.st_size)
-        throw std::invalid_argument("this is no memory of a group of ranks.");
-    return memory;
+    throw std::invalid_argument("this is no memory of a group of ranks.");
 }
 
 RankGroup::RankGroup(std::shared_ptr<std::byte> memory, int rank)

@@ -23,9 +23,11 @@ public:
     // Brings memory of memory_bytes(), all zeros, into order. Throws std::invalid_argument on sizes that are not
     // allowed.
     static void prepare(std::byte* memory, int count, std::int64_t slot_bytes);
-    // Memory behind a file descriptor, which may be closed afterwards; prepared for so many ranks where `count` is not
-    // 0. Throws std::invalid_argument, or std::system_error where it cannot be mapped.
-    static std::shared_ptr<std::byte> map(int descriptor, int count = 0, std::int64_t slot_bytes = 0);
+    // The same behind the descriptor of an empty file. Throws std::system_error too.
+    static void make(int descriptor, int count, std::int64_t slot_bytes);
+    // Memory of a file that was made so; the descriptor may be closed afterwards. Throws std::invalid_argument if it
+    // was not, std::system_error where it cannot be mapped.
+    static std::shared_ptr<std::byte> map(int descriptor);
 
     // Rank -1 takes no part, but may stop the others. Throws std::invalid_argument if there is no such rank, if
     // somebody has it, or if the memory is not prepared.

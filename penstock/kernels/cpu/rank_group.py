@@ -29,7 +29,7 @@ def make_memory(count: int, slot_bytes: int = SLOT_BYTES) -> int:
         raise ConfigError("ranks share memory as Linux has it (memfd_create), which this system lacks.")
     descriptor = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC)
     try:
-        library.RankGroup.prepare(descriptor, count, slot_bytes)
+        library.RankGroup.make(descriptor, count, slot_bytes)
     except BaseException:
         os.close(descriptor)
         raise
