@@ -33,7 +33,8 @@ class WeightPart:
             count within that entry. None fills all entries.
         rows: which rows of the checkpoint's tensor it takes, in its order; None for all, as they lie. Unlike with a
             transform, a quantised matrix stays as it is stored.
-        entries: of a tensor that holds all experts, which of them it takes (first, last plus one); None for all.
+        entries: of a tensor that holds all experts, or all heads' matrices, which it takes: first, last plus one, and
+            how many there are; None for all.
         columns: which inputs it takes, the last axis of what is placed (first, last plus one); None for all.
     """
 
@@ -45,7 +46,7 @@ class WeightPart:
     index: int | None = None
     interleaved: bool = False
     rows: npt.NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
-    entries: tuple[int, int] | None = None
+    entries: tuple[int, int, int] | None = None
     columns: tuple[int, int] | None = None
 
 
@@ -115,11 +116,12 @@ class Weight:
         self._take(lambda part: replace(part, columns=(first, end)))
 
     def take_entries(self, first: int, end: int) -> None:
-        """Only these experts are this rank's."""
+        """Only these experts, or heads, are this rank's."""
+        count = self.shape[0]
 
         def taken(part: WeightPart) -> WeightPart | None:
             if part.index is None:
-                return replace(part, entries=(first, end))
+                return replace(part, entries=(first, end, count))
             return replace(part, index=part.index - first) if first <= part.index < end else None
 
         self.shape, self.experts = (end - first, *self.shape[1:]), end - first

@@ -201,16 +201,22 @@ class _Reader:
             tensor = canonical_tensor(matrix, dtype).reshape(part.shape)
         self._meter.count(source.nbytes)
         tensor = tensor if part.rows is None else tensor[torch.from_numpy(part.rows)]
-        tensor = tensor if part.entries is None else tensor[slice(*part.entries)]
-        return tensor if part.transform is None else part.transform(tensor)
+        if part.entries is None:
+            return tensor if part.transform is None else part.transform(tensor)
+        first, end, count = part.entries
+        own = slice(first, end)
+        if part.transform is None or part.shape[0] == count:
+            return tensor[own] if part.transform is None else part.transform(tensor[own])
+        return part.transform(tensor)[own]
 
 
 def _rows(part: WeightPart, stored: int) -> npt.NDArray[np.int64] | None:
     """Which of a matrix's rows a part takes; None for all."""
     if part.entries is None:
         return part.rows
-    each = stored // part.shape[0]
-    return np.arange(part.entries[0] * each, part.entries[1] * each, dtype=np.int64)
+    first, end, count = part.entries
+    each = stored // count
+    return np.arange(first * each, end * each, dtype=np.int64)
 
 
 def stored_rows(checkpoint: Checkpoint, source: Source) -> Canonical:

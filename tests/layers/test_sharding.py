@@ -38,7 +38,12 @@ SIZES: dict[str, Any] = {  # of which there are segments for four ranks
     "head_dim": 32,
 }
 OLD: dict[str, Any] = {"vocab_size": 300, "hidden_size": 256, "num_attention_heads": 8, "n_head": 8, "n_embd": 256}
-SHARED = {"Attention", "GatedMlp", "PlainMlp", "SparseMoe"}
+LATENT = {key: value for key, value in SIZES.items() if key not in ("head_dim", "num_key_value_heads")} | {
+    "num_key_value_heads": 8,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 40,
+}
+SHARED = {"Attention", "LatentAttention", "GatedMlp", "PlainMlp", "SparseMoe"}
 FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {  # sizes, and kinds of layers that are not shared
     "llama-biases": (SIZES, set()),
     "qwen2": (SIZES, set()),
@@ -50,7 +55,13 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {  # sizes, and kinds of 
     "olmo2": (SIZES, {"Attention"}),
     "phi3": ({**SIZES, "hidden_size": 256}, set()),
     "gptj": ({**OLD, "num_key_value_heads": None}, set()),
-    "falcon-groups": ({**SIZES, "hidden_size": 256, "num_kv_heads": 4}, set()),
+    "falcon-groups": (
+        {**SIZES, "hidden_size": 256, "num_kv_heads": 4, "head_dim": None, "intermediate_size": None},
+        set(),
+    ),
+    "deepseek-v3": (LATENT, set()),
+    "qwen3-next": (SIZES, set()),
+    "nemotron-h": (SIZES, set()),
 }
 
 
