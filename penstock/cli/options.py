@@ -114,7 +114,7 @@ MODEL_FLAGS = (
          "--tensor-parallel-size", "-tp", "--tp-size", "--tp"),
     flag("pipeline_parallel_size", int, 1, _COMPUTE,
          "Processes that the layers are dealt to, one part after the other.",
-         "--pipeline-parallel-size", "-pp", "--pp-size"),
+         "--pipeline-parallel-size", "-pp", "--pp-size", "--pp"),
     flag("max_model_len", int | None, None, _MEMORY, "Longest prompt plus output, tokens. Default: the model's own."),
     flag("goal", str, "balanced", _SCHEDULING,
          "What counts: latency, answers that begin soon and flow evenly; throughput, many tokens in all.",

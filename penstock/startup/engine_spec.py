@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +14,6 @@ from penstock.config.environment import pack_folder
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine, free_bytes
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import rank_count
 from penstock.config.resolve import Decision, ModelFacts, chosen_gpu, resolve
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
@@ -117,7 +116,7 @@ def declare_rank(options: EngineOptions, max_model_len: int, ranks: Ranks, group
     """
     checkpoint = _opened(options)
     kernels = resolve_kernels(_context(options))
-    model = _declared(checkpoint, kernels, options, max_model_len, ranks, group)
+    model = _declared(checkpoint, options, ranks, group, kernels, max_model_len)
     plans = _weight_plans(model, checkpoint, options)
     groups = group_layers(model.cache_specs)
     return Declaration(checkpoint, model_facts(checkpoint), options, model, groups, kernels, plans, ranks)
@@ -137,7 +136,7 @@ def _context(options: EngineOptions) -> KernelContext:
 
 
 def _declared(
-    checkpoint: Checkpoint, kernels: KernelSet, options: EngineOptions, max_model_len: int, ranks: Ranks, group: Group
+    checkpoint: Checkpoint, options: EngineOptions, ranks: Ranks, group: Group, kernels: KernelSet, max_model_len: int
 ) -> Model:
     with torch.device(options.torch_device):  # its constants are made there
         dtype = getattr(torch, options.dtype)
@@ -145,6 +144,18 @@ def _declared(
     if not ranks.alone:
         shard(model, ranks, group)
     return model
+
+
+def _on_kernels(declare: Callable[[KernelSet, int], Model], options: EngineOptions) -> tuple[KernelSet, Model]:
+    """The implementation of every op, and the model on them."""
+    assert options.max_model_len
+    context = _context(options)
+    kernels = resolve_kernels(context)
+    model = declare(kernels, options.max_model_len)
+    if (of_heads := _of_heads(context, model)) is not None:
+        kernels = resolve_kernels(of_heads)
+        model = declare(kernels, options.max_model_len)
+    return kernels, model
 
 
 def make_engine_spec(
@@ -165,23 +176,15 @@ def make_engine_spec(
     machine = (machine or measure_machine(options.device)).within(options.memory)
     checkpoint = _opened(options)
     facts = model_facts(checkpoint)
-    ranks = Ranks(0, rank_count(options))
-    machine = rank_machine(machine, ranks)
+    ranks = Ranks(0, options.tensor_parallel_size)
+    machine = rank_machine(machine, options)
     resolved = resolve(options, facts, machine)
     concrete = resolved.options
     assert concrete.max_model_len and concrete.max_num_seqs and concrete.max_num_batched_tokens
     devices.use(concrete.torch_device)
     gpu = chosen_gpu(concrete, machine)
-    context = _context(concrete)
-    kernels = resolve_kernels(context)
-
-    def declare(max_model_len: int) -> Model:
-        return _declared(checkpoint, kernels, concrete, max_model_len, ranks, group or NullGroup())
-
-    model = declare(concrete.max_model_len)
-    if (of_heads := _of_heads(context, model)) is not None:
-        kernels = resolve_kernels(of_heads)
-        model = declare(concrete.max_model_len)
+    declare = partial(_declared, checkpoint, concrete, ranks, group or NullGroup())
+    kernels, model = _on_kernels(declare, concrete)
     if model.runs and concrete.on_gpu:
         return make_spec_on_cpu(options, machine, model.runs, drafts)
     if not ranks.alone:
@@ -203,7 +206,7 @@ def make_engine_spec(
         limits = replace(limits, remedies=remedies(facts, smaller, concrete, limits, memory, weights, machine))
     plan = plan_caches(caches, concrete, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
-        model = declare(plan.max_model_len)
+        model = declare(kernels, plan.max_model_len)
         plans = _weight_plans(model, checkpoint, concrete)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += _notes(model, plan, plans, kernels)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import check_ranks, rank_count
+from penstock.config.ranks import check_ranks, rank_count, several
 from penstock.config.resolve import Decision
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import RecordedExecutor
@@ -101,6 +101,12 @@ def _workers(options: EngineOptions) -> Workers | None:
     check_ranks(options)
     if rank_count(options) == 1:
         return None
+    if options.pipeline_parallel_size > 1:
+        count = rank_count(options)
+        raise ConfigError(
+            f"{several(options)}: no layers are dealt to processes here; all processes share every layer. Take "
+            f"--tensor-parallel-size {count}."
+        )
     try:
         from penstock.startup.workers import Workers
     except ImportError as error:

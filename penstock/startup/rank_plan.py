@@ -11,12 +11,11 @@ from penstock.config.options import EngineOptions
 from penstock.config.ranks import rank_count, several
 from penstock.config.resolve import Decision, ModelFacts
 from penstock.models.registry import Model
-from penstock.parallel.ranks import Ranks
 
 
-def rank_machine(machine: Machine, ranks: Ranks) -> Machine:
-    """A machine whose memory the ranks share."""
-    return machine if ranks.alone else replace(machine, memory_available=machine.memory_available // ranks.count)
+def rank_machine(machine: Machine, options: EngineOptions) -> Machine:
+    """A rank's part of a machine whose memory all of them share."""
+    return replace(machine, memory_available=machine.memory_available // rank_count(options))
 
 
 def check_model(model: Model, options: EngineOptions) -> None:

@@ -73,7 +73,8 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire) -> Declaration:
     options = launch.options
     one = replace(options, threads=launch.threads, tensor_parallel_size=1, pipeline_parallel_size=1)
     Claim(one).settle(one)
-    spec = declare_rank(options, launch.max_model_len, Ranks(launch.rank, launch.count), group)
+    count = options.tensor_parallel_size
+    spec = declare_rank(options, launch.max_model_len, Ranks(launch.rank % count, count), group)
     fill(spec, lambda done, total: wire.send(messages.encode(messages.Progress(done, total))))
     # The one that leads decides; it computes the probe with all ranks.
     choose_kv_types(spec.model, spec.groups, options.kv_cache_dtype, options.block_size)

@@ -168,10 +168,11 @@ def report(frame: bytes) -> Report:
 def array(value: Any) -> Array:
     """Of a tensor on the CPU or an array."""
     if isinstance(value, np.ndarray):
-        return Array(value.dtype.name, value.shape, np.ascontiguousarray(value).tobytes())
-    kind = str(value.dtype).removeprefix("torch.")
-    flat = value.contiguous().reshape(-1)
-    return Array(kind, tuple(value.shape), flat.view(torch.uint8).numpy().tobytes() if len(flat) else b"")
+        return Array(value.dtype.name, value.shape, value.tobytes())
+    kind, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+    if value.dtype is torch.bfloat16:  # which numpy lacks
+        value = value.view(torch.int16)
+    return Array(kind, shape, value.numpy().tobytes())
 
 
 def tensor(sent: Array) -> torch.Tensor:
