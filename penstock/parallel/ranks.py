@@ -10,21 +10,26 @@ class Ranks:
     """One of `count` processes that compute the same layers, each a share of them.
 
     Attributes:
-        rank: which, from 0.
-        count: of all; 1 is the null form.
+        rank: its number, from 0 on; 0 leads.
+        count: how many there are; 1 is the null form.
     """
 
     rank: int = 0
     count: int = 1
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other."""
+        return self.count == 1
+
+    @property
+    def name(self) -> str:
+        """Names what this rank owns, in names of files; "" where that is all."""
+        return "" if self.alone else f"rank{self.rank}of{self.count}"
+
     def run(self, parts: int) -> tuple[int, int]:
         """This rank's run of so many parts, which all ranks share as equally as can be: first, and last plus one."""
         return parts * self.rank // self.count, parts * (self.rank + 1) // self.count
-
-    def sizes(self, parts: int) -> tuple[int, ...]:
-        """How many parts each rank has."""
-        runs = (Ranks(rank, self.count).run(parts) for rank in range(self.count))
-        return tuple(end - first for first, end in runs)
 
 
 ALONE = Ranks()

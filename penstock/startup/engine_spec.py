@@ -141,8 +141,8 @@ def _declared(
     with torch.device(options.torch_device):  # its constants are made there
         dtype = getattr(torch, options.dtype)
         model = build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
-    if not ranks.alone:
-        shard(model, ranks, group)
+    if not ranks.alone and not model.runs:
+        shard(model, checkpoint, _weight_plans(model, checkpoint, options), ranks, group)
     return model
 
 

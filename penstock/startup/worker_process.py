@@ -1,6 +1,6 @@
-"""A rank's process: `python -m penstock.startup.worker_process PACKAGE DESCRIPTOR PARENT`, of `startup.workers`.
+"""A rank's process: `python -m penstock.startup.worker_process PACKAGE WIRE PARENT MEMORY RANK`, of `startup.workers`.
 
-It takes its orders from the wire whose end lies open at that descriptor, and ends with it: when the one that leads
+It takes its orders from the wire whose end lies open at the first descriptor, and ends with it: when the one that leads
 closes it, dies (Linux kills this process too then) or is no longer its parent.
 """
 
@@ -129,15 +129,16 @@ def last_words(error: BaseException) -> messages.Failed:
 
 def main() -> int:
     """The process's life; returns its exit status."""
-    number, parent = int(sys.argv[2]), int(sys.argv[3])
+    number, parent, memory, rank = map(int, sys.argv[2:6])
     die_with(parent)
     logging.basicConfig(handlers=[log_handler(form=read_environment().log_format)])
     settle_torch()
+    from penstock.kernels.cpu.rank_group import RankGroup
     from penstock.runtime.ranks import messages
-    from penstock.runtime.ranks.group import NullGroup
     from penstock.runtime.ranks.wire import Wire, WireClosed
 
-    wire, group = Wire(socket.socket(fileno=number)), NullGroup()
+    wire, group = Wire(socket.socket(fileno=number)), RankGroup(memory, rank)
+    os.close(memory)
     threading.Thread(target=watch, args=(wire, group, parent), name="lead-watch", daemon=True).start()
     try:
         serve(wire, group)

@@ -28,9 +28,10 @@ import msgspec
 from penstock.config.errors import CheckpointError, ConfigError, EngineDeadError, MemoryPlanError, PenstockError
 from penstock.config.options import EngineOptions
 from penstock.config.ranks import rank_count, rank_threads
+from penstock.kernels.cpu.rank_group import RankGroup, make_memory
 from penstock.parallel.ranks import Ranks
 from penstock.runtime.ranks import messages
-from penstock.runtime.ranks.group import Group, NullGroup
+from penstock.runtime.ranks.group import Group
 from penstock.runtime.ranks.lead import LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
 from penstock.startup.memory_plan import format_bytes
@@ -75,15 +76,15 @@ class Worker:
         """For people."""
         return f"rank {self.ranks.rank} of {self.ranks.count}"
 
-    def start(self, far_end: socket.socket) -> None:
-        """Starts the process, in which the far end of the wire is open."""
+    def start(self, far_end: socket.socket, memory: int) -> None:
+        """Starts the process, in which the far end of the wire is open, and the memory that the ranks share."""
         package = str(Path(__file__).resolve().parents[2])
-        words = [package, str(far_end.fileno()), str(os.getpid())]
+        words = [package, str(far_end.fileno()), str(os.getpid()), str(memory), str(self.ranks.rank)]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, *words],
             stdin=subprocess.DEVNULL,
             stdout=2,
-            pass_fds=(far_end.fileno(),),
+            pass_fds=(far_end.fileno(), memory),
         )
 
     def reap(self, seconds: float) -> str:
@@ -115,7 +116,8 @@ class Workers:
             EngineDeadError: one cannot be started.
         """
         self.count = rank_count(options)
-        self.group: Group = NullGroup()
+        self._memory = make_memory(self.count)
+        self.group: Group = RankGroup(self._memory, 0)
         self._threads = options.threads
         self._workers: list[Worker] = []
         self._error: PenstockError | None = None
@@ -202,7 +204,6 @@ class Workers:
         self._stop()
         if threading.current_thread() is not self._watcher:  # which may be collecting garbage
             self._watcher.join()
-            self.group.close()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -264,7 +265,7 @@ class Workers:
             worker = Worker(Ranks(rank, self.count), Wire(near))
             with far:
                 try:
-                    worker.start(far)
+                    worker.start(far, self._memory)
                 except OSError as error:
                     near.close()
                     self._note(EngineDeadError(f"{worker.name} cannot be started: {error}."))
@@ -273,6 +274,7 @@ class Workers:
             with self._changed:
                 self._workers.append(worker)
                 self._changed.notify_all()
+        os.close(self._memory)  # which all have now
 
     def _hear(self, worker: Worker) -> None:
         for frame in worker.wire.arrived():
