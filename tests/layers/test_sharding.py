@@ -27,6 +27,7 @@ from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 from tests.models.harness import Harness
 from tests.runtime.test_executor import WORK, Through
+from tests.weights.test_quantised_folders import FOLDERS, encode_by_method, encode_gptq, quantise
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 SIZES: dict[str, Any] = {  # of which there are segments for four ranks
@@ -143,3 +144,45 @@ def test_ranks_give_the_bits_of_one_process(family: str, tmp_path: Path) -> None
     sizes, whole = FAMILIES[family]
     tiny.save(family, tmp_path, **sizes)
     assert check(tmp_path, (2, 3)).keys() & SHARED == whole
+
+
+BLOCKS: dict[str, Any] = {  # of which there are segments of 256 inputs
+    **SIZES,
+    "hidden_size": 256,
+    "intermediate_size": 1280,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+}
+
+
+@pytest.mark.parametrize("format", ["q4_k", "q6_k", "q8_0", "q4_0", "bf16"])
+def test_ranks_of_a_model_that_is_quantised_as_it_loads(format: str, tmp_path: Path) -> None:
+    tiny.save("qwen3", tmp_path, **BLOCKS)
+    counts = (2,) if format in ("q4_k", "q6_k") else (3, 4)  # attention has two segments of 256 inputs, or more
+    assert not check(tmp_path, counts, format)
+
+
+@pytest.mark.parametrize("name", ["awq", "w8a8", "fp8", "nf4", "mlx"])
+def test_ranks_of_a_quantised_folder(name: str, tmp_path: Path) -> None:
+    config, make = FOLDERS[name]
+    quantise(tmp_path, config, encode_by_method(config, make))
+    whole = check(tmp_path, (2,))
+    assert whole.keys() & SHARED == ({"Attention", "GatedMlp"} if name == "w8a8" else set())  # one scale a row
+
+
+def test_a_matrix_in_another_order_of_inputs_is_whole_in_every_rank(tmp_path: Path) -> None:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
+    quantise(tmp_path, config, encode_gptq)
+    assert check(tmp_path, (2,)).keys() & SHARED == {"Attention", "GatedMlp"}
+
+
+def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path) -> None:
+    """Of each weight that is shared; what every rank has whole is norms."""
+    tiny.save("llama", tmp_path, **BLOCKS)
+    memory = make_memory(4)
+    alone = OneRank(tmp_path, ALONE, -1, None)
+    total = sum(weight.tensor.nbytes for weight in alone.model.weights())
+    for rank in range(4):
+        own = sum(weight.tensor.nbytes for weight in OneRank(tmp_path, Ranks(rank, 4), memory, None).model.weights())
+        assert own < 0.32 * total
+    os.close(memory)
