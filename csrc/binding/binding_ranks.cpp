@@ -75,6 +75,8 @@ void gather_columns(Program& p, Value x, std::vector<std::int64_t> widths, RankG
 void shared_embedding(Program& p, const PackedMatrix* table, std::int64_t width, float scale, std::int64_t first,
                       RankGroup& group, Value out, const std::string& lookup) {
     require(!table || table->cols() == width, "the table and the width of the output differ.");
+    require(width * 4 <= group.slot_bytes(), "a row has " + std::to_string(width) + " numbers, and ranks share " +
+                                                 std::to_string(group.slot_bytes()) + " bytes at a time.");
     require(first >= 0, "a table's first row is " + std::to_string(first) + ", below 0.");
     p.join(group);
     p.add({"shared_embedding",

@@ -137,6 +137,10 @@ struct ExpertsArgs {
     const RowKinds* kinds = nullptr;
     std::span<const AdapterUse> gate_up_adapters = {}, down_adapters = {};  // of columns of 2 · I (or I), and of N
     TokenAdapters adapters = {};
+    // Where experts lie with several ranks: the group, and the number of this rank's first. Matrices, biases are of its
+    // own ones; `ids` and adapters of all. Every rank gets the sums of all, with the bits of one process.
+    RankGroup* group = nullptr;
+    std::int64_t first = 0;
 };
 
 struct RouteArgs {

@@ -18,13 +18,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels import reference
 from penstock.kernels.canonical import Affine, Canonical
 from penstock.kernels.cpu import native, ops, packing, shared
 from penstock.kernels.cpu.journal import Arrays, Names, NotKeptError
 from penstock.kernels.cpu.packed import Packed
 from penstock.kernels.cpu.rank_group import RankGroup, make_memory
 from penstock.kernels.cpu.recording import Handle, Recording
+from penstock.kernels.reference import experts as reference_experts
 from penstock.kernels.reference import shared as reference_shared
 from tests.kernels.test_segments import FORMS, columns
 
@@ -222,6 +222,57 @@ def test_a_recorded_model_over_ranks_gives_the_bits_of_one(isa: str, ranks: int)
 
     with group_of(ranks) as groups:
         assert together(groups, compute) == [[]] * ranks
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_experts_of_several_ranks_give_the_bits_of_one_process(product_isa: str, gated: bool) -> None:
+    generator = torch.Generator().manual_seed(8)
+    count, hidden, inner, top_k = 7, 1024, 96, 4  # a chunk has 64 tokens
+    wide = 2 * inner if gated else inner
+    gate_up = torch.randn(count, wide, hidden, generator=generator) / 32
+    down = torch.randn(count, hidden, inner, generator=generator)
+    gate_up_bias = torch.randn(count, wide, generator=generator)
+    down_bias = torch.randn(count, hidden, generator=generator)
+
+    def packed(first: int, end: int) -> tuple[Any, ...]:
+        of = slice(first, end)
+        up = [part.flatten(0, 1).contiguous() for part in gate_up[of].split(inner, dim=1)]
+        downs = [down[of].flatten(0, 1).contiguous()]
+        weights = ops.pack_experts(up, end - first), ops.pack_experts(downs, end - first, segment=1)
+        return *weights, gate_up_bias[of].contiguous(), down_bias[of].contiguous()
+
+    for tokens in (1, 5, 150):
+        x, residual = (torch.randn(tokens, hidden, generator=generator) for _ in range(2))
+        weights = torch.rand(tokens, top_k, generator=generator)
+        ids = torch.stack([torch.randperm(count, generator=generator)[:top_k] for _ in range(tokens)])
+        given = packed(0, count)
+        routed = x, weights, ids, given[0], given[1], "silu"
+        whole = ops.grouped_experts(*routed, given[2], given[3], residual=residual, gated=gated)
+        for cuts in ([0, 7], [0, 3, 7], [0, 1, 6, 7]):
+
+            def compute(group: RankGroup, cuts: Any = cuts, routed: Any = routed, residual: Any = residual) -> Tensor:
+                first, end = cuts[group.rank : group.rank + 2]
+                own = packed(first, end)
+                placed = *routed[:3], own[0], own[1], "silu", group, first
+                return shared.shared_experts(*placed, own[2], own[3], residual=residual, gated=gated)
+
+            with group_of(len(cuts) - 1) as groups:
+                assert all(torch.equal(result, whole) for result in together(groups, compute)), (tokens, cuts)
+
+
+def test_experts_that_are_not_in_order_are_told() -> None:
+    experts = ops.pack_experts([torch.randn(2 * 8, 16)] * 2, 2), ops.pack_experts([torch.randn(2 * 16, 8)], 2)
+    x, weights, ids = torch.randn(3, 16), torch.ones(3, 1), torch.tensor([[0], [3], [1]])
+
+    def compute(group: RankGroup) -> Tensor:
+        return shared.shared_experts(x, weights, ids, *experts, "silu", group, 3 * group.rank)
+
+    with group_of(2) as groups:
+        assert all(isinstance(error, RuntimeError) for error in together(groups, compute))
+    wide = ops.pack_experts([torch.zeros(1, 1 << 17)] * 2, 1), ops.pack_experts([torch.zeros(1 << 17, 1)], 1)
+    many = torch.zeros(1, 1 << 17), torch.ones(1, 4), torch.zeros(1, 4, dtype=torch.int64)
+    with group_of(2) as groups, pytest.raises(ValueError, match="larger slots"):
+        shared.shared_experts(*many, *wide, "silu", groups[0], 0)
 
 
 def test_columns_of_different_widths_and_none() -> None:
@@ -451,6 +502,8 @@ def test_the_reference_over_ranks(kind: str) -> None:
     x, residual = torch.randn(tokens, 96, generator=generator), torch.randn(tokens, 20, generator=generator)
     bias, ids = torch.randn(20, generator=generator), torch.randint(0, 50, (tokens,), generator=generator)
     inputs, rows, widths = [0, 64, 96, 96], [0, 10, 10, 50], [7, 0, 13]
+    gate_up, down = (torch.randn(ranks, *shape, generator=generator) for shape in ((16, 96), (96, 8)))
+    routed = x, torch.rand(tokens, 2, generator=generator), torch.tensor([[0, 1], [2, 1], [2, 0]] * 2)
 
     def compute(group: Any) -> tuple[Tensor, ...]:
         first, end = inputs[group.rank : group.rank + 2]
@@ -463,9 +516,18 @@ def test_the_reference_over_ranks(kind: str) -> None:
             reference_shared.shared_linear(x[:, first:end], own, group, (0, 2), bias, residual, 20),
             reference_shared.shared_embedding(ids, lookup, 3.0, begin, group, 16),
             reference_shared.gather_columns(part, widths, group),
+            reference_shared.shared_experts(
+                *routed,
+                gate_up[group.rank : group.rank + 1],
+                down[group.rank : group.rank + 1],
+                "silu",
+                group,
+                group.rank,
+            ),
         )
 
-    expected = (x @ weight.T + bias + residual, 3.0 * table[ids], residual)
+    mixed = reference_experts.grouped_experts(*routed, gate_up, down, "silu")
+    expected = (x @ weight.T + bias + residual, 3.0 * table[ids], residual, mixed)
     if kind == "native":
         with group_of(ranks) as groups:
             results = together(groups, compute)
@@ -475,6 +537,3 @@ def test_the_reference_over_ranks(kind: str) -> None:
     for result in results:
         for given, wanted in zip(result, expected, strict=True):
             torch.testing.assert_close(given, wanted)
-    assert {"shared_linear", "gather_columns", "shared_embedding"} <= {
-        item.op for item in reference.implementations(("shared_linear", "gather_columns", "shared_embedding"))
-    }

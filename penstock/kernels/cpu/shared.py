@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from penstock.kernels.cpu import ops
 from penstock.kernels.cpu.packed import Packed
 from penstock.kernels.cpu.rank_group import RankGroup
 from penstock.kernels.cpu.recording import Eager, Handle, extent_of, tape_of, width_of
@@ -75,3 +76,37 @@ def shared_embedding(
     lookup = numbers.lookup if isinstance(numbers, Handle) else "token_ids"
     tape.program.shared_embedding(matrix, columns, scale, first, group.native, tape.index(out), lookup)
     return tape.done(out)
+
+
+def shared_experts(
+    x: Any,
+    weights: Any,
+    ids: Any,
+    gate_up: Packed,
+    down: Packed,
+    activation: str,
+    group: RankGroup,
+    first: int,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    residual: Any = None,
+    gated: bool = True,
+) -> Any:
+    return ops.grouped_experts(
+        x,
+        weights,
+        ids,
+        gate_up,
+        down,
+        activation,
+        gate_up_bias,
+        down_bias,
+        alpha,
+        limit,
+        residual,
+        gated,
+        group=group,
+        first=first,
+    )

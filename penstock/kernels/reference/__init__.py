@@ -25,7 +25,10 @@ def _serves_cache(context: KernelContext) -> str | None:
 
 
 _REFUSALS: Mapping[str, Callable[[KernelContext], str | None]] = MappingProxyType(
-    dict.fromkeys(("linear", "gated_linear", "shared_linear", "grouped_experts", "head_linear", "adapter"), _multiplies)
+    dict.fromkeys(
+        ("linear", "gated_linear", "shared_linear", "grouped_experts", "shared_experts", "head_linear", "adapter"),
+        _multiplies,
+    )
     | dict.fromkeys(("rope_and_cache_write", "latent_cache_write"), _serves_cache)
     | dict.fromkeys(
         ("make_cache", "cache_block_bytes", "plan_attention", "paged_attention", "key_scores"), _serves_cache

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.reference import dense
-
-if TYPE_CHECKING:
-    from penstock.kernels.api import TensorGroup
+from penstock.kernels.reference import dense, experts
+from penstock.kernels.shared_ops import TensorGroup
 
 
 def shared_linear(
@@ -52,3 +49,38 @@ def shared_embedding(
     rows = torch.zeros(len(numbers), table.shape[1], dtype=table.dtype, device=table.device)
     rows[own] = dense.embedding(numbers[own] - first, table, scale)
     return reduce(torch.add, group.all_gather(rows))
+
+
+def shared_experts(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: str,
+    group: TensorGroup,
+    first: int,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    residual: Tensor | None = None,
+    gated: bool = True,
+) -> Tensor:
+    tokens, slots = torch.nonzero((ids >= first) & (ids < first + len(gate_up)), as_tuple=True)
+    own = experts.grouped_experts(
+        x[tokens],
+        weights[tokens, slots].unsqueeze(1),
+        ids[tokens, slots].unsqueeze(1) - first,
+        gate_up,
+        down,
+        activation,
+        gate_up_bias,
+        down_bias,
+        alpha,
+        limit,
+        gated=gated,
+    )
+    mixed = torch.zeros(len(x), x.shape[1], device=x.device).index_add_(0, tokens, own.float())
+    total = reduce(torch.add, group.all_gather(mixed))
+    return (total if residual is None else total + residual).to(x.dtype)
