@@ -150,22 +150,31 @@ class SparseMoe(Layer):
         if options.scale_input:
             hidden = self._kernels.scale_rows(hidden, weights)
             weights, ids = self._kernels.route_experts(scores, 1, "topk_softmax", True)
-        out = self._experts(
-            hidden if self.latent is None else self.latent[0](hidden, step),
+        given = hidden if self.latent is None else self.latent[0](hidden, step)
+        out = self._computed(given, weights, ids, residual if self.latent is None else None, self._adapted(step))
+        return out if self.latent is None else self.latent[1](out, step, residual)
+
+    def _computed(
+        self, hidden: Tensor, weights: Tensor, ids: Tensor, residual: Tensor | None, adapters: ExpertAdapters | None
+    ) -> Tensor:
+        """What the chosen experts give, whoever has them, weighted and summed."""
+        options = self.options
+        changed = {} if adapters is None else {"adapters": adapters}
+        return self._experts(
+            hidden,
             weights,
             ids,
             self.gate_up.value,
             self.down.value,
             options.activation,
-            _value(self.gate_up_bias),
-            _value(self.down_bias),
-            options.alpha,
-            options.limit,
-            residual if self.latent is None else None,
-            options.gated,
-            self._adapted(step),
+            gate_up_bias=_value(self.gate_up_bias),
+            down_bias=_value(self.down_bias),
+            alpha=options.alpha,
+            limit=options.limit,
+            residual=residual,
+            gated=options.gated,
+            **changed,
         )
-        return out if self.latent is None else self.latent[1](out, step, residual)
 
     def _adapted(self, step: ForwardStep) -> ExpertAdapters | None:
         tokens = step.adapters if self.adapters else None

@@ -203,9 +203,8 @@ class _Reader:
         tensor = tensor if part.rows is None else tensor[torch.from_numpy(part.rows)]
         if part.entries is None:
             return tensor if part.transform is None else part.transform(tensor)
-        first, end, count = part.entries
-        own = slice(first, end)
-        if part.transform is None or part.shape[0] == count:
+        own = slice(*part.entries[:2])
+        if part.transform is None or part.shape[0] == part.entries[2]:
             return tensor[own] if part.transform is None else part.transform(tensor[own])
         return part.transform(tensor)[own]
 
@@ -214,9 +213,8 @@ def _rows(part: WeightPart, stored: int) -> npt.NDArray[np.int64] | None:
     """Which of a matrix's rows a part takes; None for all."""
     if part.entries is None:
         return part.rows
-    first, end, count = part.entries
-    each = stored // count
-    return np.arange(first * each, end * each, dtype=np.int64)
+    each = stored // part.entries[2]
+    return np.arange(part.entries[0] * each, part.entries[1] * each, dtype=np.int64)
 
 
 def stored_rows(checkpoint: Checkpoint, source: Source) -> Canonical:

@@ -60,9 +60,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {  # sizes, and kinds of 
         {**SIZES, "hidden_size": 256, "num_kv_heads": 4, "head_dim": None, "intermediate_size": None},
         set(),
     ),
-    "deepseek-v3": (LATENT, set()),
-    "qwen3-next": (SIZES, set()),
-    "nemotron-h": (SIZES, set()),
+    "deepseek-v3": (LATENT, {"GatedMlp"}),  # which is small, beside the experts
+    "qwen3-next": (SIZES, {"SparseMoe"}),  # of one expert, for all tokens
+    "nemotron-h": (SIZES, {"Attention", "PlainMlp"}),  # which are small
 }
 
 
