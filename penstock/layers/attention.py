@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
+from penstock.kernels.segments import MAX_SEGMENTS
 from penstock.layers.attention_options import AttentionOptions
 from penstock.layers.batch import LayerCache
 from penstock.layers.linear import Linear, StoredRows
@@ -53,8 +54,9 @@ class Attention(Layer):
         self.gate = _gate(kernels, prefix, options) if options.projections.output_gate else None
         self._weigh = kernels.sigmoid_gate
         rows = StoredRows(f"{prefix}.o_proj", options.hidden_size, factor=options.projections.output_factor)
-        group = heads // kv_heads * dim if heads % kv_heads == 0 else dim
-        self.output = Linear(kernels, (rows,), heads * dim, bias=options.projections.output_bias, segment=group)
+        self._together = _heads_together(heads, kv_heads)
+        segment = self._together * dim
+        self.output = Linear(kernels, (rows,), heads * dim, bias=options.projections.output_bias, segment=segment)
         self.qk_norm = _head_norms(prefix, options) if options.norms.qk_norm else None
         self._unit = torch.ones(heads + kv_heads, dim) if options.norms.unit_norm else None
         self._scale_rows = kernels.scale_rows
@@ -68,7 +70,7 @@ class Attention(Layer):
         )
 
     def shard(self, shards: Shards) -> None:
-        """Each rank has some of the KV heads, with the query heads that read them."""
+        """Each rank has some of the KV heads, with the query heads that read them; a few KV heads several ranks have."""
         why = self._kept_whole if shards.heads else "a layer reads another's keys and values"
         if why is not None:
             shards.keep_whole(self, why)
@@ -79,7 +81,8 @@ class Attention(Layer):
             return
         kv_heads, group = self.kv_heads, self.heads // self.kv_heads
         heads = range(columns.first // self.dim, columns.end // self.dim)
-        keys = range(heads.start // group, heads.stop // group)
+        whole = heads.start % group == heads.stop % group == 0
+        keys = [head // group for head in heads[:: group if whole else self._together]]  # perhaps one several times
         places = [*heads, *(self.heads + key for key in keys)]
         values = [self.heads + kv_heads + key for key in keys]
         self.qkv.take_rows(rows_of((*places, *values), self.dim))
@@ -140,6 +143,15 @@ class Attention(Layer):
         if self.gate is not None:
             attended = self._weigh(attended, self.gate(step.wanted(hidden), step))
         return self.output(attended, step, None if residual is None else step.wanted(residual))
+
+
+def _heads_together(heads: int, kv_heads: int) -> int:
+    """Query heads whose outputs one rank has: those of a KV head, or an even part of them where KV heads are few."""
+    if heads % kv_heads:
+        return 1
+    group = heads // kv_heads
+    parts = max(count for count in range(1, max(1, MAX_SEGMENTS // kv_heads) + 1) if group % count == 0)
+    return group // parts
 
 
 def _kept_whole(options: AttentionOptions) -> str | None:

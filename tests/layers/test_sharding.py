@@ -176,6 +176,12 @@ def test_a_matrix_in_another_order_of_inputs_is_whole_in_every_rank(tmp_path: Pa
     assert check(tmp_path, (2,)).keys() & SHARED == {"Attention", "GatedMlp"}
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_query_heads_of_one_kv_head_may_lie_with_several_ranks(kv_heads: int, tmp_path: Path) -> None:
+    tiny.save("qwen3", tmp_path, **{**SIZES, "head_dim": 64, "num_key_value_heads": kv_heads})
+    assert not check(tmp_path, (3, 4))
+
+
 def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path) -> None:
     """Of each weight that is shared; what every rank has whole is norms."""
     tiny.save("llama", tmp_path, **BLOCKS)
