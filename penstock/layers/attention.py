@@ -70,7 +70,7 @@ class Attention(Layer):
         )
 
     def shard(self, shards: Shards) -> None:
-        """Each rank has some of the KV heads, with the query heads that read them; a few KV heads several ranks have."""
+        """Each rank has some of the KV heads, with the query heads that read them; several may have one."""
         why = self._kept_whole if shards.heads else "a layer reads another's keys and values"
         if why is not None:
             shards.keep_whole(self, why)
