@@ -179,6 +179,7 @@ class SchedulerOptions:
         recurrent: whether layers keep states, so that a sequence can go on from another's blocks only at a checkpoint.
         checkpoints: slots for copies of states, behind those of the rows.
         whole_prompts: a prompt is computed in one step: its tokens see those after them.
+        stages: that a step passes through; above 1 plans in flight have no sequence in common whose token is not known.
     """
 
     max_num_seqs: int
@@ -194,6 +195,7 @@ class SchedulerOptions:
     checkpoints: int = 0
     whole_prompts: bool = False
     share_prefix_cache: bool = False
+    stages: int = 1
 
     @property
     def most_chunk(self) -> int:
