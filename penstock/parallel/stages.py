@@ -90,7 +90,8 @@ class _Ways:
 
     def _cost(self, stage: int, begin: int, end: int) -> float:
         """Of a stage of these layers; infinite where it has no room for them."""
-        work, is_first, is_last = self._work, stage == 0, stage == self._stages - 1
+        work = self._work
+        is_first, is_last = stage == 0, stage == self._stages - 1
         size = self._sizes[end] - self._sizes[begin] + is_first * work.first_size + is_last * work.last_size
         if self._limits and size > self._limits[stage]:
             return inf
