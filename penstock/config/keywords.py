@@ -20,6 +20,8 @@ class EngineKeywords(TypedDict, total=False):
     arithmetic: str
     batch_invariant: bool
     threads: int | None
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
     max_model_len: int | None
     goal: str
     max_users: int | None

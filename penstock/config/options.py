@@ -35,7 +35,10 @@ class EngineOptions:
             tokens, and generated ones are multiplied as integers.
         batch_invariant: all products by kernels whose sums have one order however many rows a step has: on a GPU plain
             weights too, which otherwise torch multiplies. What no such kernel serves is refused.
-        threads: threads of native and torch kernels; None takes the cores this process may use.
+        threads: threads of native and torch kernels, of all processes of this machine together; None takes the cores
+            this process may use.
+        tensor_parallel_size: processes that share the weights of every layer.
+        pipeline_parallel_size: processes that layers are dealt to.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
         goal: what options are derived for: "balanced", "latency" or "throughput".
         max_users: how many ask at the same time, for whom sequences in a step and KV cache are derived; or None.
@@ -98,6 +101,8 @@ class EngineOptions:
     arithmetic: str = "strict"
     batch_invariant: bool = False
     threads: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     max_model_len: int | None = None
     goal: str = "balanced"
     max_users: int | None = None

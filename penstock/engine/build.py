@@ -76,7 +76,7 @@ def _built(
     else:
         from penstock.startup.first_start import FirstStart
 
-        first = FirstStart(claim.options, drafting)
+        first = FirstStart(claim, drafting)
         claim.settle(first.options)
         structured = _structured_output(first.options, first.vocab_size, warm=grammars)
         started = first.load(progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,7 +29,13 @@ class CacheMaker(Protocol):
 
 
 class KVMemory:
-    """Allocates every layer's blocks, layer by layer in its type; `caches` are in layer order."""
+    """Allocates every layer's blocks, layer by layer in its type; `caches` are in layer order.
+
+    Attributes:
+        told: called with each operation that is applied, ahead of it; None for nobody.
+    """
+
+    told: Callable[[CacheOp], None] | None = None
 
     def __init__(
         self,
@@ -107,6 +113,8 @@ class KVMemory:
 
     def apply(self, op: CacheOp) -> None:
         """Copies a block, or a recurrent state; loads and saves are a mover's."""
+        if self.told is not None:
+            self.told(op)
         if op.group == len(self._members) and op.kind in (CacheOpKind.COPY, CacheOpKind.CHECKPOINT):
             for array in self._states:
                 array[op.target] = array[op.source]

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +24,7 @@ from penstock.runtime.graphs import DecodeGraphs, Recordable, padded_queries, pa
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.logits_processors import load_processors
 from penstock.runtime.pooling import Pooler
+from penstock.runtime.ranks.step_sizes import StepSizes
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.adapters import make_adapter_room
@@ -30,7 +32,7 @@ from penstock.startup.control_vectors import steer
 from penstock.startup.draft import load_drafter, load_text_drafter
 from penstock.startup.draft_head import load_head
 from penstock.startup.draft_self import load_self
-from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
+from penstock.startup.engine_spec import Declaration, EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.given_rows import row_store, take_rows
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
 from penstock.startup.kv_probe import choose_kv_types
@@ -40,6 +42,9 @@ from penstock.startup.peak import measure
 from penstock.startup.scheduling import spare_states
 from penstock.startup.warm_up import WarmUp
 from penstock.weights.loader import load_weights
+
+if TYPE_CHECKING:
+    from penstock.startup.workers import Workers
 
 log = logging.getLogger(__name__)
 SHARED = 4  # a step is replayed while its rows' contexts are at most so many times the cache's blocks
@@ -68,18 +73,11 @@ def load(
         MemoryPlanError: the caches do not fit.
     """
     model, options = spec.model, spec.options
-    cache, why = packed_file(spec)
     meter = meter or memory_meter(options.torch_device)
     before = meter.read().allocated if meter else 0
     lighter = partial(smaller_weights, spec.quantized_bytes, options, spec.plan, meter)
     with oom_as_plan_error(spec.plan, "the weights were loaded", lighter):
-        load_weights(model, spec.checkpoint, spec.weights, progress=progress, cache=cache)
-        model.place(torch.device(options.torch_device))
-    steered = steer(model, options)
-    take_rows(model, options)
-    notes = [Decision("packed weights", "kept" if cache else "not kept", cache.describe if cache else why)]
-    if steered:
-        notes.append(Decision("control vectors", steered, "--control-vector"))
+        notes = fill(spec, progress)
     kv = choose_kv_types(model, spec.groups, options.kv_cache_dtype, options.block_size, options.torch_device)
     if kv.reason:
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
@@ -96,8 +94,27 @@ def load(
     return spec, kv.of_layer, notes
 
 
+def fill(spec: Declaration, progress: Callable[[int, int], None] | None = None) -> list[Decision]:
+    """Fills a declared model's weights, and has it take what options add to its hidden states; notes on this."""
+    model, options = spec.model, spec.options
+    cache, why = packed_file(spec)
+    load_weights(model, spec.checkpoint, spec.weights, progress=progress, cache=cache)
+    model.place(torch.device(options.torch_device))
+    steered = steer(model, options)
+    take_rows(model, options)
+    notes = [Decision("packed weights", "kept" if cache else "not kept", cache.describe if cache else why)]
+    if steered:
+        notes.append(Decision("control vectors", steered, "--control-vector"))
+    return notes
+
+
 def make_parts(
-    spec: EngineSpec, kv_types: Sequence[str], rows: int, logit_rows: int, taps: Sequence[str] = ()
+    spec: EngineSpec,
+    kv_types: Sequence[str],
+    rows: int,
+    logit_rows: int,
+    taps: Sequence[str] = (),
+    workers: Workers | None = None,
 ) -> tuple[KVMemory, BatchBuilder, Executor]:
     """What a loaded model's steps need.
 
@@ -107,26 +124,45 @@ def make_parts(
         rows: most sequences in a step.
         logit_rows: most rows whose logits are made at once.
         taps: hidden states that are kept of every step besides those that a draft head reads.
+        workers: of the other ranks, which have loaded theirs; None for no others.
     """
-    options = spec.options
-    plan = spec.plan
-    model = spec.model
+    options, plan = spec.options, spec.plan
+    spare = options.device != "cpu"  # a state for unused rows of captured steps
+    sizes = StepSizes(
+        kv_types=tuple(kv_types),
+        kv_blocks=plan.kv_blocks,
+        max_model_len=plan.max_model_len,
+        rows=rows,
+        logit_rows=logit_rows,
+        state_slots=rows + spare_states(plan) + spare,
+        taps=(*_tapped(spec), *taps),
+    )
+    if workers is None:
+        return rank_parts(spec, sizes)
+    workers.make(sizes)
+    memory, builder, executor = rank_parts(spec, sizes)
+    return memory, builder, workers.join(executor, memory)
+
+
+def rank_parts(spec: Declaration, sizes: StepSizes) -> tuple[KVMemory, BatchBuilder, Executor]:
+    """What steps of these sizes need of one rank's model, which is loaded."""
+    options, model = spec.options, spec.model
     memory = KVMemory(
         spec.kernels,
         model.cache_specs,
-        plan.kv_blocks,
+        sizes.kv_blocks,
         options.block_size,
-        kv_types=kv_types,
+        kv_types=sizes.kv_types,
         device=options.torch_device,
-        state_slots=rows + spare_states(plan) + (options.device != "cpu"),  # one for unused rows of captured steps
+        state_slots=sizes.state_slots,
         shared=model.whole_prompts,
     )
-    builder = _builder(spec, rows)
+    builder = _builder(spec, sizes.rows, sizes.max_model_len)
     assert options.max_num_batched_tokens
     most, fast = options.max_num_batched_tokens, options.arithmetic == "fast"
-    kept = not options.on_gpu and options.pack_cache != "off"
-    part = ModelPart(taps=(*_tapped(spec), *taps))
-    return memory, builder, make_executor(model, memory.caches, most, logit_rows, fast, part, kept=kept)
+    kept = not options.on_gpu and options.pack_cache != "off" and spec.ranks.alone
+    part = ModelPart(taps=sizes.taps)
+    return memory, builder, make_executor(model, memory.caches, most, sizes.logit_rows, fast, part, kept=kept)
 
 
 def _tapped(spec: EngineSpec) -> tuple[str, ...]:
@@ -134,12 +170,12 @@ def _tapped(spec: EngineSpec) -> tuple[str, ...]:
     return () if spec.draft is None else spec.draft.taps.names
 
 
-def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
+def _builder(spec: Declaration, rows: int, max_model_len: int) -> BatchBuilder:
     options, model = spec.options, spec.model
     return BatchBuilder(
         len(spec.groups),
         rows,
-        -(-spec.plan.max_model_len // options.block_size),
+        -(-max_model_len // options.block_size),
         options.block_size,
         torch.device(options.torch_device),
         BatchTraits(
@@ -152,7 +188,11 @@ def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
 
 
 def make_runner(
-    spec: EngineSpec, kv_types: Sequence[str], rows: int, drafting: Drafting | None = None
+    spec: EngineSpec,
+    kv_types: Sequence[str],
+    rows: int,
+    drafting: Drafting | None = None,
+    workers: Workers | None = None,
 ) -> tuple[ModelRunner, Executor]:
     """The runner of a loaded model, for so many sequences a step, and what runs its steps."""
     options, plan = spec.options, spec.plan
@@ -160,7 +200,8 @@ def make_runner(
     lower = partial(smaller_share, options, plan, meter)
     adapters = make_adapter_room(spec)
     with oom_as_plan_error(plan, "the caches were made", lower):
-        memory, builder, executor = make_parts(spec, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
+        logit_rows = max(rows, PROMPT_LOGIT_ROWS)
+        memory, builder, executor = make_parts(spec, kv_types, rows, logit_rows, workers=workers)
     model = spec.model
     kernel = spec.kernels.sampling()
     processors = load_processors(options.logits_processors)
@@ -234,7 +275,7 @@ def _dry_run(spec: EngineSpec, memory: KVMemory) -> None:
     rows = spec.options.max_num_seqs
     if rows and _unrecordable(spec) is None:
         try:
-            _graphs(spec, memory, _builder(spec, rows), rows, DryRun()).dry_run()
+            _graphs(spec, memory, _builder(spec, rows, spec.plan.max_model_len), rows, DryRun()).dry_run()
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the error is logged when the step is to be captured
