@@ -16,6 +16,7 @@ class QueueLink:
         self._room = room
         self._messages: deque[Message] = deque()
         self._closed = False
+        self._ended = False
         self._changed = Condition()
 
     def send(self, message: Message) -> None:
@@ -27,12 +28,18 @@ class QueueLink:
 
     def receive(self) -> Message | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._messages))
-            if self._closed:
+            self._changed.wait_for(lambda: self._closed or self._ended or bool(self._messages))
+            if self._closed or not self._messages:
                 return None
             message = self._messages.popleft()
             self._changed.notify_all()
             return message
+
+    def end(self) -> None:
+        """Nothing more is sent; what is on its way still arrives."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
