@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from penstock.startup.workers import Workers
 
 log = logging.getLogger(__name__)
+Loading = tuple[EngineSpec, tuple[str, ...], list[Decision]]
 SHARED = 4  # a step is replayed while its rows' contexts are at most so many times the cache's blocks
 _READ_BACK = (  # ops whose reference implementation reads values back from the device
     *("plan_attention", "paged_attention", "grouped_experts"),
@@ -59,7 +60,7 @@ _READ_BACK = (  # ops whose reference implementation reads values back from the 
 
 def load(
     spec: EngineSpec, progress: Callable[[int, int], None] | None = None, meter: MemoryMeter | None = None
-) -> tuple[EngineSpec, tuple[str, ...], list[Decision]]:
+) -> Loading:
     """Loads the weights, chooses the types of the caches and, on a GPU, measures what the largest step leaves for them.
 
     Args:

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import check_ranks, rank_count, several
 from penstock.config.resolve import Decision
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import RecordedExecutor
 from penstock.startup.build_runner import load, make_runner
-from penstock.startup.claim import Claim
 from penstock.startup.engine_spec import hold_to_size, kernel_decisions, make_engine_spec
 from penstock.startup.given_rows import row_width
 from penstock.startup.keep_start import keep_start
@@ -34,20 +31,18 @@ class FirstStart:
         vocab_size: of the model.
     """
 
-    def __init__(self, claim: Claim, drafting: Drafting | None = None) -> None:
-        """Decides; processes of other ranks load their libraries meanwhile, and end with the claim.
+    def __init__(
+        self, options: EngineOptions, drafting: Drafting | None = None, workers: Workers | None = None
+    ) -> None:
+        """Decides. `workers` are of the model's other ranks, None where there are none.
 
         Raises:
             PenstockError: as `make_engine_spec`.
         """
         self._drafting = drafting = drafting or Drafting()
-        options = claim.options
-        self._workers = _workers(options)
-        if self._workers is None:
-            self._spec = make_engine_spec(options, drafts=drafting.most)
-        else:
-            claim.closing(self._workers.close)
-            self._spec = make_engine_spec(options, drafts=drafting.most, group=self._workers.group)
+        self._workers = workers
+        group = None if workers is None else workers.group
+        self._spec = make_engine_spec(options, drafts=drafting.most, group=group)
         self.options, self.vocab_size = self._spec.options, self._spec.model.vocab_size
         # Files may change while they are read: what is kept is of those that were there before.
         self._identity = weights_identity(self.options, self._spec.checkpoint.path)
@@ -90,25 +85,3 @@ class FirstStart:
         hold_to_size(options)
         path = str(spec.checkpoint.path)
         return Started(options, spec.plan, path, spec.groups, whole, runner, told, runner.adapters)
-
-
-def _workers(options: EngineOptions) -> Workers | None:
-    """The processes of the other ranks, which have started; None where there are none.
-
-    Raises:
-        ConfigError: there cannot be such processes.
-    """
-    check_ranks(options)
-    if rank_count(options) == 1:
-        return None
-    if options.pipeline_parallel_size > 1:
-        count = rank_count(options)
-        raise ConfigError(
-            f"{several(options)}: no layers are dealt to processes here; all processes share every layer. Take "
-            f"--tensor-parallel-size {count}."
-        )
-    try:
-        from penstock.startup.workers import Workers
-    except ImportError as error:
-        raise ConfigError(f"several processes of a model need a library that is not installed: {error}.") from None
-    return Workers(options)

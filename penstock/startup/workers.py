@@ -21,29 +21,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.config.errors import CheckpointError, ConfigError, EngineDeadError, MemoryPlanError, PenstockError
 from penstock.config.options import EngineOptions
 from penstock.config.ranks import rank_count, rank_threads
-from penstock.config.resolve import Decision
 from penstock.parallel.ranks import Ranks
-from penstock.runtime.executor import Executor
-from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.ranks import messages
 from penstock.runtime.ranks.group import Group, NullGroup
 from penstock.runtime.ranks.lead import LeadExecutor, told
-from penstock.runtime.ranks.step_sizes import StepSizes
 from penstock.runtime.ranks.wire import Wire, WireClosed
-from penstock.startup.build_runner import load
-from penstock.startup.engine_spec import EngineSpec
 from penstock.startup.memory_plan import format_bytes
+
+if TYPE_CHECKING:
+    from penstock.runtime.executor import Executor
+    from penstock.runtime.kv_memory import KVMemory
+    from penstock.runtime.ranks.step_sizes import StepSizes
+    from penstock.startup.build_runner import Loading
+    from penstock.startup.engine_spec import EngineSpec
 
 END_S: Final = 5.0  # that workers get to end by themselves
 _WHY_S: Final = 1.0  # until it is known why a wire or a collective has ended
-_LOOK_S: Final = 0.5
 _ERRORS: Final = MappingProxyType({kind.__name__: kind for kind in (ConfigError, CheckpointError, MemoryPlanError)})
 # With this very package, never a module of the current directory. A terminal's Ctrl-C is for the one that leads.
 _PROGRAM: Final = (
@@ -52,7 +52,6 @@ _PROGRAM: Final = (
 )
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
-Loading = tuple[EngineSpec, tuple[str, ...], list[Decision]]
 
 
 class Worker:
@@ -110,7 +109,11 @@ class Workers:
     """
 
     def __init__(self, options: EngineOptions) -> None:
-        """Starts the processes, which load their libraries meanwhile. `options` as they were asked for."""
+        """Starts the processes, which load their libraries meanwhile. `options` as they were asked for.
+
+        Raises:
+            EngineDeadError: one cannot be started.
+        """
         self.count = rank_count(options)
         self.group: Group = NullGroup()
         self._threads = options.threads
@@ -123,6 +126,7 @@ class Workers:
         self._watcher.start()
         with self._changed:
             self._changed.wait_for(lambda: len(self._workers) == self.count - 1 or self._error is not None)
+        self.check()
 
     def load(self, spec: EngineSpec, progress: Progress | None = None) -> Loading:
         """As `startup.build_runner.load`, of all ranks at once.
@@ -130,6 +134,8 @@ class Workers:
         Raises:
             PenstockError: as for one process; also of another rank, which is named.
         """
+        from penstock.startup.build_runner import load  # and torch with it
+
         options = replace(spec.options, logits_processors=(), shared_prompts=())
         cores = self._threads or (spec.options.threads or 1) * self.count
         level = logging.getLogger("penstock").getEffectiveLevel()
@@ -194,8 +200,9 @@ class Workers:
         """Ends the processes and waits for them; safe to call twice."""
         self._closing = True
         self._stop()
-        self._watcher.join()
-        self.group.close()
+        if threading.current_thread() is not self._watcher:  # which may be collecting garbage
+            self._watcher.join()
+            self.group.close()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -218,7 +225,7 @@ class Workers:
             dead = self.failed(error)
             if not self._serving and self._error is not None:
                 raise self._error from None  # why it could not start, as what it is
-            raise dead from error
+            raise dead from None
 
     def _answers(self) -> list[messages.Report]:
         """The next answer of each."""
@@ -239,7 +246,7 @@ class Workers:
             with selectors.DefaultSelector() as selector:
                 self._start(selector)
                 while selector.get_map():
-                    for key, _ in selector.select(_LOOK_S):
+                    for key, _ in selector.select():
                         self._hear(key.data)
                         if key.data.ended:
                             selector.unregister(key.fileobj)

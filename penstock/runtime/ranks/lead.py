@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from penstock.config.errors import EngineDeadError
 from penstock.layers.batch import Batch
-from penstock.layers.part import LayerStates
-from penstock.runtime.executor import Executor
 from penstock.runtime.ranks import messages
-from penstock.runtime.replay import Rows
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from penstock.core.protocol import CacheOp
     from penstock.kernels.cpu.step_program import DecodeProgram
+    from penstock.layers.part import LayerStates
     from penstock.runtime.batch_builder import BatchBuilder
+    from penstock.runtime.executor import Executor
+    from penstock.runtime.replay import Rows
 
 T = TypeVar("T")
 

@@ -6,16 +6,18 @@ nothing comes up while all is well.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
-import torch
 
 from penstock.config.options import EngineOptions
 from penstock.core.protocol import CacheOp, ScheduledTokens
 from penstock.layers.batch import Batch, GroupTables, Injection, MaskKind
 from penstock.runtime.ranks.step_sizes import StepSizes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ARRAYS: Final = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32")
 
@@ -169,18 +171,22 @@ def array(value: Any) -> Array:
     """Of a tensor on the CPU or an array."""
     if isinstance(value, np.ndarray):
         return Array(value.dtype.name, value.shape, value.tobytes())
+    import torch
+
     kind, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
     if value.dtype is torch.bfloat16:  # which numpy lacks
         value = value.view(torch.int16)
     return Array(kind, shape, value.numpy().tobytes())
 
 
-def tensor(sent: Array) -> torch.Tensor:
+def tensor(sent: Array) -> Tensor:
     """The tensor that was sent, in memory of its own.
 
     Raises:
         ValueError: its bytes are not those of its shape, or of no known type.
     """
+    import torch
+
     if sent.kind not in ARRAYS:
         raise ValueError(f"an array of {sent.kind!r}; known: {', '.join(ARRAYS)}")
     kind: torch.dtype = getattr(torch, sent.kind)
@@ -254,5 +260,5 @@ def _optional(value: Any) -> Array | None:
     return None if value is None else array(value)
 
 
-def _given(sent: Array | None) -> torch.Tensor | None:
+def _given(sent: Array | None) -> Tensor | None:
     return None if sent is None else tensor(sent)
