@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +34,13 @@ from penstock.runtime.ranks.group import Group, NullGroup
 from penstock.runtime.ranks.lead import LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
 from penstock.startup.memory_plan import format_bytes
+from penstock.startup.stage_sockets import StageSockets
 
 if TYPE_CHECKING:
     from penstock.runtime.executor import Executor
     from penstock.runtime.kv_memory import KVMemory
+    from penstock.runtime.pipeline.lead import StagedSteps
+    from penstock.runtime.pipeline.stage import Stage
     from penstock.runtime.ranks.step_sizes import StepSizes
     from penstock.startup.build_runner import Loading
     from penstock.startup.engine_spec import EngineSpec
@@ -75,15 +78,16 @@ class Worker:
         """For people."""
         return f"rank {self.ranks.rank} of {self.ranks.count}"
 
-    def start(self, far_end: socket.socket) -> None:
-        """Starts the process, in which the far end of the wire is open."""
+    def start(self, far_end: socket.socket, links: Sequence[socket.socket] = ()) -> None:
+        """Starts the process, in which the far end of the wire is open, and a stage's ends of sockets to others are."""
         package = str(Path(__file__).resolve().parents[2])
-        words = [package, str(far_end.fileno()), str(os.getpid())]
+        passed = [far_end.fileno(), *(link.fileno() for link in links)]
+        words = [package, str(passed[0]), str(os.getpid()), *map(str, passed[1:])]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, *words],
             stdin=subprocess.DEVNULL,
             stdout=2,
-            pass_fds=(far_end.fileno(),),
+            pass_fds=passed,
         )
 
     def reap(self, seconds: float) -> str:
@@ -117,6 +121,7 @@ class Workers:
         self.count = rank_count(options)
         self.group: Group = NullGroup()
         self._threads = options.threads
+        self._sockets = StageSockets(options.pipeline_parallel_size)
         self._workers: list[Worker] = []
         self._error: PenstockError | None = None
         self._changed = threading.Condition()
@@ -141,8 +146,9 @@ class Workers:
         level = logging.getLogger("penstock").getEffectiveLevel()
         for worker in self._workers:
             threads = rank_threads(cores, worker.ranks.rank, self.count)
+            part = spec.stages[worker.ranks.rank // options.tensor_parallel_size]
             launch = messages.Launch(
-                options, worker.ranks.rank, self.count, spec.plan.max_model_len, threads, level
+                options, worker.ranks.rank, self.count, (part.first, part.end), spec.plan.max_model_len, threads, level
             )  # fmt: skip
             self._send(worker, messages.encode(launch))
 
@@ -171,6 +177,15 @@ class Workers:
         self._serving = True
         memory.told = told(self)
         return LeadExecutor(executor, self, self.count)
+
+    def behind(self, first: Stage) -> StagedSteps:
+        """This rank's stage with those of the others, which have made theirs."""
+        from penstock.startup.stage_process import lead_stages
+
+        others = (answer.describe for answer in self._answers() if isinstance(answer, messages.Ready))
+        self._serving = True
+        assert self._sockets.lead is not None
+        return lead_stages(first, self._sockets.lead, (first.describe, *others), self.failed)
 
     def check(self) -> None:
         """Raises the error of a worker that has failed, if one has."""
@@ -264,7 +279,7 @@ class Workers:
             worker = Worker(Ranks(rank, self.count), Wire(near))
             with far:
                 try:
-                    worker.start(far)
+                    worker.start(far, self._sockets.of(rank))
                 except OSError as error:
                     near.close()
                     self._note(EngineDeadError(f"{worker.name} cannot be started: {error}."))
@@ -273,6 +288,7 @@ class Workers:
             with self._changed:
                 self._workers.append(worker)
                 self._changed.notify_all()
+        self._sockets.handed_over()
 
     def _hear(self, worker: Worker) -> None:
         for frame in worker.wire.arrived():

@@ -51,13 +51,23 @@ class StagedSteps:
     """
 
     def __init__(
-        self, links: tuple[Link, Link], stages: int, describe: str, *, fast: bool, close: Callable[[], None]
+        self,
+        links: tuple[Link, Link],
+        stages: int,
+        describe: str,
+        *,
+        fast: bool,
+        close: Callable[[], None],
+        dead: Callable[[Exception], Exception] = lambda error: error,
     ) -> None:
-        """`links`: to the first stage, and from the last. `close` ends the stages, and waits for it."""
+        """`links`: to the first stage, and from the last.
+
+        `close` ends the stages, and waits for it; `dead` makes the error of a stage that has ended unasked.
+        """
         self._first, self._results = links
         self.describe, self.fast = describe, fast
         self.times = StageTimes(0.0, [0.0] * stages)
-        self._close = close
+        self._close, self._dead = close, dead
         self._ops: list[CacheOp] = []
         self._launched = 0  # steps, in all
         self._waited_for: deque[StageStep] = deque()
@@ -106,7 +116,7 @@ class StagedSteps:
         while True:
             message = self._results.receive()
             if message is None:
-                raise StageError("the stages were closed")
+                raise self._dead(StageError("a stage has ended"))
             assert not isinstance(message, StageStep)
             if message.number == number:
                 return message

@@ -19,11 +19,16 @@ log = logging.getLogger(__name__)
 
 
 class Stage:
-    """Runs its part on each step, and hands on what that gives. A step that fails is told of; those behind it go on."""
+    """Runs its part on each step, and hands on what that gives. A step that fails is told of; those behind it go on.
+
+    Attributes:
+        fast, describe: as of its executor.
+    """
 
     def __init__(self, executor: Executor, memory: KVMemory, *, last: bool, taps: Sequence[str] = ()) -> None:
         """`taps` are those of its part; `last`: it ends with the final norm, and has the head."""
         self._executor, self._memory = executor, memory
+        self.fast, self.describe = executor.fast, executor.describe
         self._last = last
         self._taps = tuple(taps)
 

@@ -210,7 +210,7 @@ def _made(kept: _Kept) -> Tensor:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     flat = tensor.contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if len(flat) else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")
 
 
 def _send_all(end: socket.socket, parts: Sequence[Any]) -> None:

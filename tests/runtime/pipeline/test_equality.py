@@ -12,7 +12,7 @@ import pytest
 from penstock.config.constraint import Thinking
 from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.config.sampling import SamplingParams
-from penstock.core.protocol import StepPlan, TokenLogprobs
+from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native

@@ -1,0 +1,38 @@
+"""Starts the processes of a model's other ranks, ahead of all that takes long in this one. No torch here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.config.errors import ConfigError
+from penstock.config.ranks import check_ranks, rank_count, several
+from penstock.startup.claim import Claim
+
+if TYPE_CHECKING:
+    from penstock.startup.workers import Workers
+
+
+def start_workers(claim: Claim) -> Workers | None:
+    """The processes of the other ranks, which have begun to load their libraries and end with the claim; None where
+    there are none.
+
+    Raises:
+        ConfigError: there cannot be such processes; EngineDeadError: one cannot be started.
+    """
+    options = claim.options
+    check_ranks(options)
+    if rank_count(options) == 1:
+        return None
+    if options.pipeline_parallel_size > 1 and options.tensor_parallel_size > 1:
+        count = rank_count(options)
+        raise ConfigError(
+            f"{several(options)}: processes share every layer, or have layers of their own, but not both. Take "
+            f"--tensor-parallel-size {count} or --pipeline-parallel-size {count}."
+        )
+    try:
+        from penstock.startup.workers import Workers
+    except ImportError as error:
+        raise ConfigError(f"several processes of a model need a library that is not installed: {error}.") from None
+    workers = Workers(options)
+    claim.closing(workers.close)
+    return workers
