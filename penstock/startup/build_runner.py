@@ -138,10 +138,13 @@ def make_parts(
     return memory, builder, workers.join(executor, memory)
 
 
-def _staged_parts(
-    spec: EngineSpec, kv_types: Sequence[str], rows: int, logit_rows: int, workers: Workers
-) -> tuple[KVMemory, BatchBuilder, StagedSteps]:
-    """As `make_parts`, where stages of layers compute one after the other: this process has the first one."""
+def _engine_parts(
+    spec: EngineSpec, kv_types: Sequence[str], rows: int, workers: Workers | None
+) -> tuple[KVMemory, BatchBuilder, Executor | StagedSteps]:
+    """As `make_parts`; where stages of layers compute one after the other, this process has the first one."""
+    logit_rows = max(rows, PROMPT_LOGIT_ROWS)
+    if workers is None or len(spec.stages) == 1:
+        return make_parts(spec, kv_types, rows, logit_rows, workers=workers)
     sizes = _sizes(spec, kv_types, rows, logit_rows, ())
     memory, builder, first = rank_parts(spec, sizes)
     workers.make(replace(sizes, given=first.gives))
@@ -217,12 +220,7 @@ def make_runner(
     lower = partial(smaller_share, options, plan, meter)
     adapters = make_adapter_room(spec)
     with oom_as_plan_error(plan, "the caches were made", lower):
-        logit_rows = max(rows, PROMPT_LOGIT_ROWS)
-        executor: Executor | StagedSteps
-        if workers is not None and len(spec.stages) > 1:
-            memory, builder, executor = _staged_parts(spec, kv_types, rows, logit_rows, workers)
-        else:
-            memory, builder, executor = make_parts(spec, kv_types, rows, logit_rows, workers=workers)
+        memory, builder, executor = _engine_parts(spec, kv_types, rows, workers)
     model = spec.model
     kernel = spec.kernels.sampling()
     processors = load_processors(options.logits_processors)
