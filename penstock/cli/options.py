@@ -115,6 +115,8 @@ MODEL_FLAGS = (
     flag("pipeline_parallel_size", int, 1, _COMPUTE,
          "Processes that the layers are dealt to, one part after the other.",
          "--pipeline-parallel-size", "-pp", "--pp-size", "--pp"),
+    flag("pipeline_layer_split", str | None, None, _COMPUTE,
+         "Layers of each of them, as in 10,12. Default: dealt so that all take about as long."),
     flag("max_model_len", int | None, None, _MEMORY, "Longest prompt plus output, tokens. Default: the model's own."),
     flag("goal", str, "balanced", _SCHEDULING,
          "What counts: latency, answers that begin soon and flow evenly; throughput, many tokens in all.",

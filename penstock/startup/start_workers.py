@@ -22,11 +22,11 @@ def start_workers(claim: Claim) -> Workers | None:
     options = claim.options
     if rank_count(options) == 1:
         return None
-    if options.pipeline_parallel_size > 1:
+    if options.pipeline_parallel_size > 1 and options.tensor_parallel_size > 1:
         count = rank_count(options)
         raise ConfigError(
-            f"{several(options)}: no layers are dealt to processes here; all processes share every layer. Take "
-            f"--tensor-parallel-size {count}."
+            f"{several(options)}: processes share every layer, or have layers of their own, but not both. Take "
+            f"--tensor-parallel-size {count} or --pipeline-parallel-size {count}."
         )
     try:
         from penstock.startup.workers import Workers

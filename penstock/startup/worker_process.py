@@ -1,4 +1,4 @@
-"""A rank's process: `python -m penstock.startup.worker_process PACKAGE WIRE PARENT MEMORY RANK`, of `startup.workers`.
+"""A rank's process: `penstock.startup.worker_process PACKAGE WIRE PARENT MEMORY RANK [FROM TO]`, of `startup.workers`.
 
 It takes its orders from the wire whose end lies open at the first descriptor, and ends with it: when the one that leads
 closes it, dies (Linux kills this process too then) or is no longer its parent.
@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -64,6 +65,7 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire) -> Declaration:
     Raises:
         PenstockError: as for an engine that starts.
     """
+    from penstock.layers.part import WHOLE, ModelPart
     from penstock.runtime.ranks import messages
     from penstock.startup.build_runner import fill
     from penstock.startup.claim import Claim
@@ -74,15 +76,19 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire) -> Declaration:
     one = replace(options, threads=launch.threads, tensor_parallel_size=1, pipeline_parallel_size=1)
     Claim(one).settle(one)
     count = options.tensor_parallel_size
-    spec = declare_rank(options, launch.max_model_len, Ranks(launch.rank % count, count), group)
+    part = WHOLE if launch.layers == (0, None) else ModelPart(*launch.layers)
+    spec = declare_rank(options, launch.max_model_len, Ranks(launch.rank % count, count), group, part)
     fill(spec, lambda done, total: wire.send(messages.encode(messages.Progress(done, total))))
     # The one that leads decides; it computes the probe with all ranks.
     choose_kv_types(spec.model, spec.groups, options.kv_cache_dtype, options.block_size)
     return spec
 
 
-def serve(wire: Wire, group: Group) -> None:
-    """Loads, makes and runs what it is told. Whatever is raised is this rank's end."""
+def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None:
+    """Loads, makes and runs what it is told, or what a stage before gives. Whatever is raised is this rank's end.
+
+    `links`: of a stage, sockets from the one before it and to the one behind it.
+    """
     from penstock.runtime.ranks import messages
     from penstock.runtime.ranks.follower import Follower
     from penstock.startup.build_runner import rank_parts
@@ -99,9 +105,13 @@ def serve(wire: Wire, group: Group) -> None:
     if make is None:
         return
     memory, builder, executor = rank_parts(spec, make.sizes)
-    follower = Follower(executor, memory, builder)
     wire.send(messages.encode(messages.Ready(executor.describe)))
-    follower.serve(wire)
+    if links:
+        from penstock.startup.stage_process import serve_stage
+
+        serve_stage(executor, memory, (links[0], links[1]), last=spec.model.part.end is None)
+    else:
+        Follower(executor, memory, builder).serve(wire)
 
 
 def _next(wire: Wire, kind: type[T]) -> T | None:
@@ -141,7 +151,7 @@ def main() -> int:
     os.close(memory)
     threading.Thread(target=watch, args=(wire, group, parent), name="lead-watch", daemon=True).start()
     try:
-        serve(wire, group)
+        serve(wire, group, [socket.socket(fileno=int(word)) for word in sys.argv[6:]])
     except WireClosed:
         return 0
     except BaseException as error:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,10 +35,13 @@ from penstock.runtime.ranks.group import Group
 from penstock.runtime.ranks.lead import LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
 from penstock.startup.memory_plan import format_bytes
+from penstock.startup.stage_sockets import StageSockets
 
 if TYPE_CHECKING:
     from penstock.runtime.executor import Executor
     from penstock.runtime.kv_memory import KVMemory
+    from penstock.runtime.pipeline.lead import StagedSteps
+    from penstock.runtime.pipeline.stage import Stage
     from penstock.runtime.ranks.step_sizes import StepSizes
     from penstock.startup.build_runner import Loading
     from penstock.startup.engine_spec import EngineSpec
@@ -76,15 +79,17 @@ class Worker:
         """For people."""
         return f"rank {self.ranks.rank} of {self.ranks.count}"
 
-    def start(self, far_end: socket.socket, memory: int) -> None:
-        """Starts the process, in which the far end of the wire is open, and the memory that the ranks share."""
+    def start(self, far_end: socket.socket, memory: int, links: Sequence[socket.socket] = ()) -> None:
+        """Starts the process, in which the far end of the wire is open, the memory that ranks share, and a stage's ends
+        of sockets to others."""
         package = str(Path(__file__).resolve().parents[2])
-        words = [package, str(far_end.fileno()), str(os.getpid()), str(memory), str(self.ranks.rank)]
+        passed = [far_end.fileno(), memory, *(link.fileno() for link in links)]
+        words = [package, str(passed[0]), str(os.getpid()), str(memory), str(self.ranks.rank), *map(str, passed[2:])]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, *words],
             stdin=subprocess.DEVNULL,
             stdout=2,
-            pass_fds=(far_end.fileno(), memory),
+            pass_fds=passed,
         )
 
     def reap(self, seconds: float) -> str:
@@ -119,6 +124,7 @@ class Workers:
         self._memory = make_memory(self.count)
         self.group: Group = RankGroup(self._memory, 0)
         self._threads = options.threads
+        self._sockets = StageSockets(options.pipeline_parallel_size)
         self._workers: list[Worker] = []
         self._error: PenstockError | None = None
         self._changed = threading.Condition()
@@ -143,8 +149,9 @@ class Workers:
         level = logging.getLogger("penstock").getEffectiveLevel()
         for worker in self._workers:
             threads = rank_threads(cores, worker.ranks.rank, self.count)
+            part = spec.stages[worker.ranks.rank // options.tensor_parallel_size]
             launch = messages.Launch(
-                options, worker.ranks.rank, self.count, spec.plan.max_model_len, threads, level
+                options, worker.ranks.rank, self.count, (part.first, part.end), spec.plan.max_model_len, threads, level
             )  # fmt: skip
             self._send(worker, messages.encode(launch))
 
@@ -173,6 +180,15 @@ class Workers:
         self._serving = True
         memory.told = told(self)
         return LeadExecutor(executor, self, self.count)
+
+    def behind(self, first: Stage) -> StagedSteps:
+        """This rank's stage with those of the others, which have made theirs."""
+        from penstock.startup.stage_process import lead_stages
+
+        others = (answer.describe for answer in self._answers() if isinstance(answer, messages.Ready))
+        self._serving = True
+        assert self._sockets.lead is not None
+        return lead_stages(first, self._sockets.lead, (first.describe, *others), self.failed)
 
     def check(self) -> None:
         """Raises the error of a worker that has failed, if one has."""
@@ -265,7 +281,7 @@ class Workers:
             worker = Worker(Ranks(rank, self.count), Wire(near))
             with far:
                 try:
-                    worker.start(far, self._memory)
+                    worker.start(far, self._memory, self._sockets.of(rank))
                 except OSError as error:
                     near.close()
                     self._note(EngineDeadError(f"{worker.name} cannot be started: {error}."))
@@ -275,6 +291,7 @@ class Workers:
                 self._workers.append(worker)
                 self._changed.notify_all()
         os.close(self._memory)  # which all have now
+        self._sockets.handed_over()
 
     def _hear(self, worker: Worker) -> None:
         for frame in worker.wire.arrived():

@@ -46,7 +46,7 @@ class LeadExecutor:
         """`executor` is this rank's own, of `count` ranks."""
         self._own = executor
         self._followers = followers
-        self.fast = executor.fast
+        self.fast, self.gives = executor.fast, executor.gives
         self.describe = f"{executor.describe}, in each of {count} processes"
 
     def forward(self, batch: Batch, given: LayerStates | None = None) -> None:

@@ -96,6 +96,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         options: concrete.
         rank, count: whose part.
+        layers: the first layer that it has, and the one behind the last; None where that is the model's last.
         max_model_len: of the plan.
         threads: of this rank.
         log_level: from which on the log is written.
@@ -104,6 +105,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     options: EngineOptions
     rank: int
     count: int
+    layers: tuple[int, int | None]
     max_model_len: int
     threads: int
     log_level: int
