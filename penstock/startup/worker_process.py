@@ -1,4 +1,4 @@
-"""A rank's process: `penstock.startup.worker_process PACKAGE WIRE PARENT MEMORY RANK [FROM TO]`, of `startup.workers`.
+"""A rank's process, `penstock.startup.worker_process PACKAGE WIRE PARENT MEMORY RANK [FROM [TO]]`, of `workers`.
 
 It takes its orders from the wire whose end lies open at the first descriptor, and ends with it: when the one that leads
 closes it, dies (Linux kills this process too then) or is no longer its parent.
@@ -109,7 +109,7 @@ def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None
     if links:
         from penstock.startup.stage_process import serve_stage
 
-        serve_stage(executor, memory, (links[0], links[1]), last=spec.model.part.end is None)
+        serve_stage(executor, memory, links, last=spec.model.part.end is None)
     else:
         Follower(executor, memory, builder).serve(wire)
 

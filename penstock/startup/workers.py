@@ -28,7 +28,7 @@ import msgspec
 from penstock.config.errors import CheckpointError, ConfigError, EngineDeadError, MemoryPlanError, PenstockError
 from penstock.config.options import EngineOptions
 from penstock.config.ranks import rank_count, rank_threads
-from penstock.kernels.cpu.rank_group import RankGroup, make_memory
+from penstock.kernels.cpu.rank_group import WATCHER, RankGroup, make_memory
 from penstock.parallel.ranks import Ranks
 from penstock.runtime.ranks import messages
 from penstock.runtime.ranks.group import Group
@@ -79,12 +79,12 @@ class Worker:
         """For people."""
         return f"rank {self.ranks.rank} of {self.ranks.count}"
 
-    def start(self, far_end: socket.socket, memory: int, links: Sequence[socket.socket] = ()) -> None:
+    def start(self, far_end: socket.socket, place: tuple[int, int], links: Sequence[socket.socket] = ()) -> None:
         """Starts the process, in which the far end of the wire is open, the memory that ranks share, and a stage's ends
-        of sockets to others."""
+        of sockets to others. `place`: that memory, and which of its ranks this is."""
         package = str(Path(__file__).resolve().parents[2])
-        passed = [far_end.fileno(), memory, *(link.fileno() for link in links)]
-        words = [package, str(passed[0]), str(os.getpid()), str(memory), str(self.ranks.rank), *map(str, passed[2:])]
+        passed = [far_end.fileno(), place[0], *(link.fileno() for link in links)]
+        words = [package, str(passed[0]), str(os.getpid()), *map(str, place), *map(str, passed[2:])]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, *words],
             stdin=subprocess.DEVNULL,
@@ -121,10 +121,12 @@ class Workers:
             EngineDeadError: one cannot be started.
         """
         self.count = rank_count(options)
-        self._memory = make_memory(self.count)
-        self.group: Group = RankGroup(self._memory, 0)
+        self._columns = options.tensor_parallel_size  # ranks of a stage
+        self._memories = [make_memory(self._columns) for _ in range(options.pipeline_parallel_size)]
+        self.group: Group = RankGroup(self._memories[0], 0)
+        self._groups = [self.group, *(RankGroup(memory, WATCHER) for memory in self._memories[1:])]
         self._threads = options.threads
-        self._sockets = StageSockets(options.pipeline_parallel_size)
+        self._sockets = StageSockets(options.pipeline_parallel_size, self._columns)
         self._workers: list[Worker] = []
         self._error: PenstockError | None = None
         self._changed = threading.Condition()
@@ -187,8 +189,8 @@ class Workers:
 
         others = (answer.describe for answer in self._answers() if isinstance(answer, messages.Ready))
         self._serving = True
-        assert self._sockets.lead is not None
-        return lead_stages(first, self._sockets.lead, (first.describe, *others), self.failed)
+        described = (first.describe, *others)[:: self._columns]
+        return lead_stages(first, self._sockets, described, self.failed)
 
     def check(self) -> None:
         """Raises the error of a worker that has failed, if one has."""
@@ -252,7 +254,8 @@ class Workers:
             return [worker.answers.pop(0) for worker in self._workers]
 
     def _stop(self) -> None:
-        self.group.stop()
+        for group in self._groups:
+            group.stop()
         for worker in self._workers:
             worker.wire.end()
 
@@ -281,7 +284,8 @@ class Workers:
             worker = Worker(Ranks(rank, self.count), Wire(near))
             with far:
                 try:
-                    worker.start(far, self._memory, self._sockets.of(rank))
+                    stage, column = divmod(rank, self._columns)
+                    worker.start(far, (self._memories[stage], column), self._sockets.of(stage, column))
                 except OSError as error:
                     near.close()
                     self._note(EngineDeadError(f"{worker.name} cannot be started: {error}."))
@@ -290,7 +294,8 @@ class Workers:
             with self._changed:
                 self._workers.append(worker)
                 self._changed.notify_all()
-        os.close(self._memory)  # which all have now
+        for memory in self._memories:  # which all have now
+            os.close(memory)
         self._sockets.handed_over()
 
     def _hear(self, worker: Worker) -> None:

@@ -1,11 +1,12 @@
-"""Links between threads of one process."""
+"""Links between threads of one process, and to several or to nobody."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from threading import Condition
 
-from penstock.runtime.pipeline.steps import Message
+from penstock.runtime.pipeline.steps import Link, Message
 
 
 class QueueLink:
@@ -46,3 +47,34 @@ class QueueLink:
             self._closed = True
             self._messages.clear()
             self._changed.notify_all()
+
+
+class Tee:
+    """Sends to several links; nothing comes from it."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = tuple(links)
+
+    def send(self, message: Message) -> None:
+        for link in self._links:
+            link.send(message)
+
+    def receive(self) -> Message | None:
+        return None
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+
+class Unheard:
+    """What is sent here is dropped."""
+
+    def send(self, message: Message) -> None:
+        pass
+
+    def receive(self) -> Message | None:
+        return None
+
+    def close(self) -> None:
+        pass
