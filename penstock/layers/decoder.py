@@ -249,6 +249,7 @@ class DecoderModel(Layer):
         opening, closing: as in DecoderHooks.
         directions: what is added to the hidden states behind blocks, [hidden_size] float32 by number; none unless
             control vectors are asked for.
+        kept_whole: kinds of layers that every rank computes, of those that compute the model, and why.
         vocab_size: rows of the embedding, and of the logits.
         part: what of it is loaded, where the rest is computed elsewhere.
         runs: what computes it, for people, where layers of this package do not.
@@ -274,6 +275,7 @@ class DecoderModel(Layer):
         self.opening, self.closing = hooks.opening, hooks.closing
         self.blocks = tuple(blocks)
         self.directions: dict[int, Tensor] = {}
+        self.kept_whole: dict[str, str] = {}
         self.norm = norm
         self.head = heads.logits
         self.declare_caches()

@@ -6,7 +6,7 @@ puts the ranks' results together. Those that cannot are computed whole by every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,9 +85,24 @@ class Shards:
 def shard_model(model: DecoderModel, shards: Shards) -> None:
     """Has a declared model's layers take a rank's share, as far as they can be shared."""
     shards.heads = all(block.attention.spec is not None for block in model.blocks)
+    shapes = {id(weight): weight.shape for weight in model.weights()}
     for layer in model.walk():
         layer.shard(shards)
+    for layer in (part for block in model.blocks for part in _parts(block)):
+        packed = [weight for weight in layer.weights() if weight.pack is not None]
+        if packed and all(weight.shape == shapes[id(weight)] for weight in packed):
+            shards.keep_whole(layer, "its sums and states are not cut")
+    model.kept_whole = dict(shards.whole)
     model.declare_caches()
+
+
+def _parts(block: object) -> Iterator[Layer]:
+    """The layers of a block that compute side by side or one after the other."""
+    for part in vars(block).values():
+        if hasattr(part, "first") and hasattr(part, "second"):
+            yield from (part.first, part.second)
+        elif hasattr(part, "weights"):
+            yield part
 
 
 def rows_of(units: Iterable[int], size: int) -> npt.NDArray[np.int64]:

@@ -218,7 +218,7 @@ def make_engine_spec(
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += _notes(model, plan, plans, kernels)
     stages = stages_of(model, plans, concrete)
-    settings += rank_notes(concrete, stages, len(model.blocks))
+    settings += rank_notes(concrete, stages, model)
     plans = hold(model, stages[0], plans)
     return EngineSpec(
         checkpoint, facts, concrete, model, groups, kernels, plans, ranks,

@@ -49,15 +49,17 @@ def with_rank_kv(asked: EngineOptions, options: EngineOptions, model: Model, fac
     return replace(options, kv_cache_memory=max(1, options.kv_cache_memory * min(own, whole) // max(1, whole)))
 
 
-def rank_notes(options: EngineOptions, stages: Sequence[ModelPart], layers: int) -> list[Decision]:
-    """What an engine tells of its ranks, of a model of so many layers."""
+def rank_notes(options: EngineOptions, stages: Sequence[ModelPart], model: Model) -> list[Decision]:
+    """What an engine tells of its ranks."""
     count = rank_count(options)
     if count == 1:
         return []
     share = "memory and threads told are those of one share of all layers"
     told = [Decision("ranks", str(count), f"{several(options)}: processes; {share}")]
     if len(stages) > 1:
+        layers = len(model.blocks)
         counts = ", ".join(str((layers if part.end is None else part.end) - part.first) for part in stages)
         why = "by what a step reads of each" if options.pipeline_layer_split is None else "--pipeline-layer-split"
         told.append(Decision("layers of stages", counts, why))
+    told += (Decision(f"{kind} layers", "whole in every rank", why) for kind, why in model.kept_whole.items())
     return told
