@@ -16,6 +16,7 @@ from penstock.config.machine import Machine, free_bytes
 from penstock.config.options import EngineOptions
 from penstock.config.ranks import rank_count
 from penstock.config.resolve import Decision, ModelFacts, chosen_gpu, resolve
+from penstock.config.speculation import speculation
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
@@ -149,7 +150,11 @@ def _declared(
         dtype = getattr(torch, options.dtype)
         model = build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
     if not ranks.alone and not model.runs:
-        shard(model, checkpoint, _weight_plans(model, checkpoint, options), ranks, group)
+        drafts = speculation(options.speculative_config)
+        heads = (
+            drafts is not None and drafts.loads and drafts.method != "draft_model"
+        )  # they read their target's tables
+        shard(model, checkpoint, _weight_plans(model, checkpoint, options), ranks, group, tables=not heads)
     return model
 
 
