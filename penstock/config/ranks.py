@@ -44,8 +44,8 @@ def _refusal(options: EngineOptions) -> str:
     """What of these options several processes cannot do, and what to do instead; "" where there is nothing."""
     if options.device not in ("auto", "cpu"):
         return f"--device {options.device} is one process's; several compute on CPUs. Take --device cpu."
-    if options.enable_lora:
-        return "adapters change weights, of which each process has its own part. Leave --enable-lora out."
+    if options.enable_lora and options.pipeline_parallel_size > 1:
+        return "adapters are brought to processes that share every layer alone. Take --tensor-parallel-size."
     if options.kv_ram or options.kv_disk or options.kv_store:
         return (
             "copies of blocks would need what all processes keep of a token, and nothing gathers that. Leave "

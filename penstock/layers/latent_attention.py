@@ -95,8 +95,8 @@ class LatentAttention(Layer):
         """Each rank has some of the heads; all have the latents, which are read by every head."""
         options = self.options
         columns = shards.columns(self.output.weight)
-        if columns is None:
-            shards.keep_whole(self, "its heads are fewer segments than ranks")
+        if columns is None or shards.adapters:
+            shards.keep_whole(self, "adapters may change it" if columns else "its heads are fewer segments than ranks")
             return
         first, end = columns.first // options.value_dim, columns.end // options.value_dim
         self.query.take_rows(rows_of(range(first, end), options.unrotated + options.rotated))

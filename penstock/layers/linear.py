@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -188,6 +188,8 @@ class Linear(Layer):
         self.bias = merged(parts, "bias", fused=fused) if bias else None
         self._adapter = kernels.adapter
         self.adapters: tuple[PlacedAdapters, ...] = ()
+        self._inputs = inputs
+        self._joined: Callable[[Tensor], Tensor] | None = None  # inputs with those that other ranks have
         self.knows_tokens = True  # whose its rows are; else it has no adapters
 
     def _declared(self, inputs: int) -> Weight:
@@ -218,6 +220,7 @@ class Linear(Layer):
             return shared(x, weight, group, columns.place, bias, residual)
 
         self._linear = linear
+        self._joined = partial(self._kernels.gather_columns, widths=columns.widths, group=group)
 
     def __call__(self, x: Tensor, step: ForwardStep | None, residual: Tensor | None = None) -> Tensor:
         """x [T, inputs], residual [T, outputs] → [T, outputs], changed by the adapters of the step's tokens.
@@ -226,8 +229,9 @@ class Linear(Layer):
         """
         bias = self.bias_value
         out = self._linear(x, self.weight.value, bias, residual)
-        adapters = self.adapted(step)
-        return out if adapters is None else self._adapter(x, out, adapters, bias, residual)
+        if (adapters := self.adapted(step)) is None:
+            return out
+        return self._adapter(x if self._joined is None else self._joined(x), out, adapters, bias, residual)
 
     def adapted(self, step: ForwardStep | None) -> Adapted | None:
         """The adapters of a step's tokens here; None where there are none."""
@@ -238,11 +242,10 @@ class Linear(Layer):
         """Slots for the adapters of each merged projection, under its checkpoint name; and of fused matrices."""
         if not self.knows_tokens:
             return
-        inputs = self.weight.shape[1]
         offset = 0
         for part in self._parts:
             rows = part.stored if part.order is None else len(part.order)
-            made = kernels.make_adapters(slots, inputs, rows, max_rank)
+            made = kernels.make_adapters(slots, self._inputs, rows, max_rank)
             self.adapters = (*self.adapters, PlacedAdapters(made, offset))
             yield part.prefix, ProjectionAdapters(made, part.order, part.factor)
             offset += rows

@@ -119,8 +119,8 @@ class SparseMoe(Layer):
     def shard(self, shards: Shards) -> None:
         """Each rank has some of the experts, whole."""
         count = self.options.num_experts
-        if count < shards.ranks.count:
-            shards.keep_whole(self, "it has fewer experts than there are ranks")
+        if count < shards.ranks.count or shards.adapters:
+            shards.keep_whole(self, "adapters may change it" if shards.adapters else "it has fewer experts than ranks")
             return
         first, end = shards.ranks.run(count)
         for weight in (self.gate_up, self.down):

@@ -29,12 +29,14 @@ class Columns(NamedTuple):
         first, end: inputs.
         ends: of its segments, counted from `first`.
         place: number of its first segment, and of all segments of the weight.
+        widths: inputs of every rank.
     """
 
     first: int
     end: int
     ends: tuple[int, ...]
     place: tuple[int, int]
+    widths: tuple[int, ...]
 
     @property
     def inputs(self) -> npt.NDArray[np.int64]:
@@ -51,6 +53,7 @@ class Shards:
         group: what the ranks put their results together with (kernels.api); None before there is one.
         segment_ends: where the inputs of a weight are cut, of its checkpoint's format; one end where they cannot be.
         tables: whether embedding and head are shared too.
+        adapters: whether layers may have low-rank ones; experts and latent attention are whole in every rank then.
         heads: whether attention is, which it is not where layers read keys and values that others have written.
         whole: kinds of layers that every rank computes, and why.
     """
@@ -59,6 +62,7 @@ class Shards:
     group: Any
     segment_ends: Callable[[Weight], tuple[int, ...]]
     tables: bool = True
+    adapters: bool = False
     heads: bool = True
     whole: dict[str, str] = field(default_factory=dict)
 
@@ -67,9 +71,13 @@ class Shards:
         ends = self.segment_ends(weight)
         if len(ends) < self.ranks.count:
             return None
-        begin, stop = self.ranks.run(len(ends))
-        first = ends[begin - 1] if begin else 0
-        return Columns(first, ends[stop - 1], tuple(end - first for end in ends[begin:stop]), (begin, len(ends)))
+        edges = (0, *ends)
+        runs = [Ranks(rank, self.ranks.count).run(len(ends)) for rank in range(self.ranks.count)]
+        begin, stop = runs[self.ranks.rank]
+        first = edges[begin]
+        own = tuple(end - first for end in ends[begin:stop])
+        widths = tuple(edges[last] - edges[start] for start, last in runs)
+        return Columns(first, edges[stop], own, (begin, len(ends)), widths)
 
     def table_rows(self, rows: int) -> tuple[int, ...]:
         """Where the ranks' runs of a table's rows end."""

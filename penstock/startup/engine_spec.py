@@ -151,10 +151,10 @@ def _declared(
         model = build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
     if not ranks.alone and not model.runs:
         drafts = speculation(options.speculative_config)
-        heads = (
-            drafts is not None and drafts.loads and drafts.method != "draft_model"
-        )  # they read their target's tables
-        shard(model, checkpoint, _weight_plans(model, checkpoint, options), ranks, group, tables=not heads)
+        heads = drafts is not None and drafts.loads and drafts.method != "draft_model"  # which read the target's tables
+        lora = options.enable_lora
+        plans = _weight_plans(model, checkpoint, options)
+        shard(model, checkpoint, plans, ranks, group, tables=not (heads or lora), adapters=lora)
     return model
 
 

@@ -21,6 +21,7 @@ def shard(
     group: Group,
     *,
     tables: bool = True,
+    adapters: bool = False,
 ) -> Shards:
     """Leaves of a declared model, whose weights are not loaded, what this rank computes.
 
@@ -33,10 +34,11 @@ def shard(
         ranks: more than one.
         group: what its collectives wait on; where nothing is computed, as when a plan is made, the null form.
         tables: embedding and head are shared too; else every rank has them, and one alone may use them.
+        adapters: there may be low-rank ones.
 
     Returns:
         What was shared, and what was not.
     """
-    shards = Shards(ranks, group, SegmentEnds(checkpoint, plans), tables=tables)
+    shards = Shards(ranks, group, SegmentEnds(checkpoint, plans), tables=tables, adapters=adapters)
     shard_model(model, shards)
     return shards

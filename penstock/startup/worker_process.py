@@ -91,6 +91,7 @@ def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None
     """
     from penstock.runtime.ranks import messages
     from penstock.runtime.ranks.follower import Follower
+    from penstock.startup.adapters import make_adapter_room
     from penstock.startup.build_runner import rank_parts
     from penstock.weights.weight_plan import planned_bytes
 
@@ -104,6 +105,7 @@ def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None
     make = _next(wire, messages.Make)
     if make is None:
         return
+    adapters = make_adapter_room(spec)
     memory, builder, executor = rank_parts(spec, make.sizes)
     wire.send(messages.encode(messages.Ready(executor.describe)))
     if links:
@@ -111,7 +113,7 @@ def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None
 
         serve_stage(executor, memory, links, last=spec.model.part.end is None)
     else:
-        Follower(executor, memory, builder).serve(wire)
+        Follower(executor, memory, builder, adapters).serve(wire)
 
 
 def _next(wire: Wire, kind: type[T]) -> T | None:

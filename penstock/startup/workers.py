@@ -32,12 +32,13 @@ from penstock.kernels.cpu.rank_group import WATCHER, RankGroup, make_memory
 from penstock.parallel.ranks import Ranks
 from penstock.runtime.ranks import messages
 from penstock.runtime.ranks.group import Group
-from penstock.runtime.ranks.lead import LeadExecutor, told
+from penstock.runtime.ranks.lead import LeadAdapters, LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
 from penstock.startup.memory_plan import format_bytes
 from penstock.startup.stage_sockets import StageSockets
 
 if TYPE_CHECKING:
+    from penstock.runtime.adapters import AdapterRoom
     from penstock.runtime.executor import Executor
     from penstock.runtime.kv_memory import KVMemory
     from penstock.runtime.pipeline.lead import StagedSteps
@@ -182,6 +183,10 @@ class Workers:
         self._serving = True
         memory.told = told(self)
         return LeadExecutor(executor, self, self.count)
+
+    def share(self, adapters: AdapterRoom) -> None:
+        """The other ranks read and place what this one does."""
+        adapters.others = LeadAdapters(self)
 
     def behind(self, first: Stage) -> StagedSteps:
         """This rank's stage with those of the others, which have made theirs."""

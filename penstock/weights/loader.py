@@ -250,7 +250,7 @@ class StoredMatrices:
         if source is None:
             raise CheckpointError(f"{self._checkpoint.path} has no matrix of its own for {name}.")
         method = checkpoint_method(self._checkpoint.config, self._checkpoint.tensors)
-        plain = replace(source, part=replace(source.part, rows=None, transform=None))
+        plain = replace(source, part=replace(source.part, rows=None, transform=None, columns=None))
         reader = _Reader(self._checkpoint, method, _Meter(0, None))
         if source.part.key.endswith(".transposed"):
             yield reader.tensor(plain, torch.float32).T

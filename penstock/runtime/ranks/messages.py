@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from penstock.config.adapters import AdapterUse
 from penstock.config.options import EngineOptions
 from penstock.core.protocol import CacheOp, ScheduledTokens
 from penstock.layers.batch import Batch, GroupTables, Injection, MaskKind
@@ -90,6 +91,19 @@ class Apply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     op: CacheOp
 
 
+class Read(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Begin to read adapters, which are going to be placed."""
+
+    uses: tuple[AdapterUse, ...]
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Have a slot hold an adapter from the next step on."""
+
+    slot: int
+    use: AdapterUse
+
+
 class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Load a rank's part of a model; the answer is Loaded.
 
@@ -117,7 +131,7 @@ class Make(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sizes: StepSizes
 
 
-Command = Launch | Make | Forward | Logits | Blocks | Decode | Apply
+Command = Launch | Make | Forward | Logits | Blocks | Decode | Apply | Read | Place
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
