@@ -19,6 +19,7 @@ from penstock.engine import build
 from penstock.engine.loop import Engine
 from penstock.layers.batch import Batch, GroupTables, Injection, MaskKind
 from penstock.parallel.ranks import Ranks
+from penstock.runtime.adapters import AdapterRoom
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.ranks import messages
@@ -26,7 +27,7 @@ from penstock.runtime.ranks.follower import Follower
 from penstock.runtime.ranks.group import NullGroup
 from penstock.runtime.ranks.lead import LeadExecutor, told
 from penstock.runtime.ranks.step_sizes import StepSizes
-from penstock.startup import build_runner
+from penstock.startup import build_runner, engine_spec
 from penstock.startup.engine_spec import EngineSpec, declare_rank
 from tests.models import tiny
 
@@ -84,6 +85,9 @@ class InProcess:
         build_runner.fill(self._spec)
         return build_runner.load(spec, progress)
 
+    def share(self, adapters: AdapterRoom) -> None:
+        """There are none here."""
+
     def make(self, sizes: StepSizes) -> None:
         memory, builder, executor = build_runner.rank_parts(self._spec, sizes)
         self._kept = Kept(executor)
@@ -131,6 +135,7 @@ class InProcess:
 def other(monkeypatch: pytest.MonkeyPatch) -> InProcess:
     made = InProcess()
     monkeypatch.setattr(build, "start_workers", lambda claim: made)
+    monkeypatch.setattr(engine_spec, "shard", lambda *_, **__: None)  # each computes all, one after the other
     return made
 
 
