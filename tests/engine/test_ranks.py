@@ -19,7 +19,6 @@ from penstock.engine import build
 from penstock.engine.loop import Engine
 from penstock.layers.batch import Batch, GroupTables, Injection, MaskKind
 from penstock.parallel.ranks import Ranks
-from penstock.runtime.adapters import AdapterRoom
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.ranks import messages
@@ -84,9 +83,6 @@ class InProcess:
         self._spec = declare_rank(spec.options, spec.plan.max_model_len, Ranks(1, 2), self.group)
         build_runner.fill(self._spec)
         return build_runner.load(spec, progress)
-
-    def share(self, adapters: AdapterRoom) -> None:
-        """There are none here."""
 
     def make(self, sizes: StepSizes) -> None:
         memory, builder, executor = build_runner.rank_parts(self._spec, sizes)
