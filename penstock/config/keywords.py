@@ -20,6 +20,9 @@ class EngineKeywords(TypedDict, total=False):
     arithmetic: str
     batch_invariant: bool
     threads: int | None
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    pipeline_layer_split: str | None
     max_model_len: int | None
     goal: str
     max_users: int | None

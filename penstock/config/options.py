@@ -35,7 +35,11 @@ class EngineOptions:
             tokens, and generated ones are multiplied as integers.
         batch_invariant: all products by kernels whose sums have one order however many rows a step has: on a GPU plain
             weights too, which otherwise torch multiplies. What no such kernel serves is refused.
-        threads: threads of native and torch kernels; None takes the cores this process may use.
+        threads: threads of native and torch kernels, of all processes of this machine together; None takes the cores
+            this process may use.
+        tensor_parallel_size: processes that share the weights of every layer.
+        pipeline_parallel_size: processes that layers are dealt to.
+        pipeline_layer_split: layers of each of those, as in "10,12"; None deals them by what a step reads of each.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
         goal: what options are derived for: "balanced", "latency" or "throughput".
         max_users: how many ask at the same time, for whom sequences in a step and KV cache are derived; or None.
@@ -98,6 +102,9 @@ class EngineOptions:
     arithmetic: str = "strict"
     batch_invariant: bool = False
     threads: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    pipeline_layer_split: str | None = None
     max_model_len: int | None = None
     goal: str = "balanced"
     max_users: int | None = None
@@ -179,6 +186,7 @@ class SchedulerOptions:
         recurrent: whether layers keep states, so that a sequence can go on from another's blocks only at a checkpoint.
         checkpoints: slots for copies of states, behind those of the rows.
         whole_prompts: a prompt is computed in one step: its tokens see those after them.
+        stages: that a step passes through; above 1 plans in flight have no sequence in common whose token is not known.
     """
 
     max_num_seqs: int
@@ -194,6 +202,7 @@ class SchedulerOptions:
     checkpoints: int = 0
     whole_prompts: bool = False
     share_prefix_cache: bool = False
+    stages: int = 1
 
     @property
     def most_chunk(self) -> int:

@@ -24,6 +24,7 @@ from penstock.config.machine import Accelerator, Machine
 from penstock.config.model_settings import PoolerSettings
 from penstock.config.options import GPUS, EngineOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
+from penstock.config.ranks import check_ranks, rank_count, rank_threads, several
 from penstock.config.speculation import speculation
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -152,6 +153,7 @@ def validate(options: EngineOptions) -> None:
     kv_events(options.kv_events_config)
     if options.quantize is not None:
         _one_of(options, "quantize", QUANTIZE_FORMATS)
+    check_ranks(options)
     _integer(options, "threads", 1, MAX_THREADS)
     _integer(options, "max_model_len", 1, 2**31 - 1)
     _integer(options, "max_users", 1, 65_536)
@@ -196,6 +198,8 @@ def _name(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derive
 
 
 def _device(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if rank_count(options) > 1:
+        return "cpu", f"{several(options)}: several processes compute on CPUs"
     return auto_device(machine)
 
 
@@ -246,7 +250,10 @@ def _isa(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived
 def _threads(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
     if options.device == "cpu" and not machine.isas and model.parameters < SMALL_MODEL_PARAMETERS:
         return 1, "a model under 50M parameters gains little from more, and the other cores are free for its clients"
-    return machine.cores, "cores this process may use (affinity and control-group quota)"
+    cores = "cores this process may use (affinity and control-group quota)"
+    if (count := rank_count(options)) > 1:
+        return rank_threads(machine.cores, 0, count), f"{cores}, dealt to {count} processes"
+    return machine.cores, cores
 
 
 def _max_model_len(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
@@ -418,6 +425,11 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: Machine) -> Reso
     validate(options)
     _check_against_machine(options, model, machine)
     reasons: list[tuple[str, Any, str]] = []
+    count = rank_count(options)
+    if count > 1 and options.threads is not None:
+        own = rank_threads(options.threads, 0, count)
+        reasons.append(("threads", own, f"--threads {options.threads}, dealt to {count} processes"))
+        options = replace(options, threads=own)
     for name, rule in _RULES:
         if getattr(options, name) in (None, "auto"):
             value, reason = rule(options, model, machine)

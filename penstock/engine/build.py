@@ -27,6 +27,7 @@ from penstock.startup.restart import restarted
 from penstock.startup.scheduling import scheduler_options
 from penstock.startup.shared_prompts import pin_shared_prompts
 from penstock.startup.shortage import shortage_as_plan_error
+from penstock.startup.start_workers import start_workers
 from penstock.startup.started import Started
 from penstock.startup.tiers import settle_tier
 from penstock.structured.grammar_compiler import Vocabulary
@@ -74,9 +75,10 @@ def _built(
     if started is not None:
         structured = _structured_output(started.options, started.told.vocab_size, warm=grammars)
     else:
+        workers = start_workers(claim)
         from penstock.startup.first_start import FirstStart
 
-        first = FirstStart(claim.options, drafting)
+        first = FirstStart(claim.options, drafting, workers)
         claim.settle(first.options)
         structured = _structured_output(first.options, first.vocab_size, warm=grammars)
         started = first.load(progress)

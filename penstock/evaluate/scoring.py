@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
+from penstock.config.ranks import check_alone
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.kernels.api import KernelSet
@@ -120,6 +121,7 @@ class Scorer:
         Raises:
             PenstockError: as for an engine; also if the model predicts no tokens.
         """
+        check_alone(options, "texts are scored")
         size = options.block_size
         blocks = -(-context // size) + 1
         single: dict[str, Any] = {

@@ -178,11 +178,12 @@ class PackTable(Protocol):
 class PackLinear(Protocol):
     """Brings a weight into the layout `linear` reads; done once, when the weight is loaded."""
 
-    def __call__(self, parts: Sequence[Matrix], segment: int = 0) -> Any:
+    def __call__(self, parts: Sequence[Matrix], segment: int = 0, ends: Sequence[int] = ()) -> Any:
         """Matrices of equally many inputs, one below the other → the same values for `linear` and `gated_linear`.
 
         If `segment` is not 0, implementations whose sums have one order (the native one) sum the inputs in
         `segments.segment_ends`, of multiples of it and of what the format keeps together, and add the sums in order.
+        A rank that has some of the inputs gives the `ends` of its segments instead.
         """
 
 

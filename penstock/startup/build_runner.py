@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +15,7 @@ from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.config.resolve import Decision
 from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
-from penstock.layers.part import ModelPart
+from penstock.layers.part import WHOLE
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
@@ -22,7 +23,10 @@ from penstock.runtime.graph_captures import CudaGraphCapture, DryRun, GraphCaptu
 from penstock.runtime.graphs import DecodeGraphs, Recordable, padded_queries, padded_sizes
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.logits_processors import load_processors
+from penstock.runtime.pipeline.lead import StagedSteps
+from penstock.runtime.pipeline.stage import Stage
 from penstock.runtime.pooling import Pooler
+from penstock.runtime.ranks.step_sizes import StepSizes
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.adapters import make_adapter_room
@@ -30,7 +34,7 @@ from penstock.startup.control_vectors import steer
 from penstock.startup.draft import load_drafter, load_text_drafter
 from penstock.startup.draft_head import load_head
 from penstock.startup.draft_self import load_self
-from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
+from penstock.startup.engine_spec import Declaration, EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.given_rows import row_store, take_rows
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
 from penstock.startup.kv_probe import choose_kv_types
@@ -38,10 +42,15 @@ from penstock.startup.memory_plan import format_bytes
 from penstock.startup.out_of_memory import oom_as_plan_error
 from penstock.startup.peak import measure
 from penstock.startup.scheduling import spare_states
+from penstock.startup.staging import taps_here, types_here
 from penstock.startup.warm_up import WarmUp
 from penstock.weights.loader import load_weights
 
+if TYPE_CHECKING:
+    from penstock.startup.workers import Workers
+
 log = logging.getLogger(__name__)
+Loading = tuple[EngineSpec, tuple[str, ...], list[Decision]]
 SHARED = 4  # a step is replayed while its rows' contexts are at most so many times the cache's blocks
 _READ_BACK = (  # ops whose reference implementation reads values back from the device
     *("plan_attention", "paged_attention", "grouped_experts"),
@@ -51,7 +60,7 @@ _READ_BACK = (  # ops whose reference implementation reads values back from the 
 
 def load(
     spec: EngineSpec, progress: Callable[[int, int], None] | None = None, meter: MemoryMeter | None = None
-) -> tuple[EngineSpec, tuple[str, ...], list[Decision]]:
+) -> Loading:
     """Loads the weights, chooses the types of the caches and, on a GPU, measures what the largest step leaves for them.
 
     Args:
@@ -68,18 +77,11 @@ def load(
         MemoryPlanError: the caches do not fit.
     """
     model, options = spec.model, spec.options
-    cache, why = packed_file(spec)
     meter = meter or memory_meter(options.torch_device)
     before = meter.read().allocated if meter else 0
     lighter = partial(smaller_weights, spec.quantized_bytes, options, spec.plan, meter)
     with oom_as_plan_error(spec.plan, "the weights were loaded", lighter):
-        load_weights(model, spec.checkpoint, spec.weights, progress=progress, cache=cache)
-        model.place(torch.device(options.torch_device))
-    steered = steer(model, options)
-    take_rows(model, options)
-    notes = [Decision("packed weights", "kept" if cache else "not kept", cache.describe if cache else why)]
-    if steered:
-        notes.append(Decision("control vectors", steered, "--control-vector"))
+        notes = fill(spec, progress)
     kv = choose_kv_types(model, spec.groups, options.kv_cache_dtype, options.block_size, options.torch_device)
     if kv.reason:
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
@@ -96,8 +98,27 @@ def load(
     return spec, kv.of_layer, notes
 
 
+def fill(spec: Declaration, progress: Callable[[int, int], None] | None = None) -> list[Decision]:
+    """Fills a declared model's weights, and has it take what options add to its hidden states; notes on this."""
+    model, options = spec.model, spec.options
+    cache, why = packed_file(spec)
+    load_weights(model, spec.checkpoint, spec.weights, progress=progress, cache=cache)
+    model.place(torch.device(options.torch_device))
+    steered = steer(model, options)
+    take_rows(model, options)
+    notes = [Decision("packed weights", "kept" if cache else "not kept", cache.describe if cache else why)]
+    if steered:
+        notes.append(Decision("control vectors", steered, "--control-vector"))
+    return notes
+
+
 def make_parts(
-    spec: EngineSpec, kv_types: Sequence[str], rows: int, logit_rows: int, taps: Sequence[str] = ()
+    spec: EngineSpec,
+    kv_types: Sequence[str],
+    rows: int,
+    logit_rows: int,
+    taps: Sequence[str] = (),
+    workers: Workers | None = None,
 ) -> tuple[KVMemory, BatchBuilder, Executor]:
     """What a loaded model's steps need.
 
@@ -107,26 +128,61 @@ def make_parts(
         rows: most sequences in a step.
         logit_rows: most rows whose logits are made at once.
         taps: hidden states that are kept of every step besides those that a draft head reads.
+        workers: of the other ranks, which have loaded theirs; None for no others.
     """
-    options = spec.options
-    plan = spec.plan
-    model = spec.model
+    sizes = _sizes(spec, kv_types, rows, logit_rows, taps)
+    if workers is None:
+        return rank_parts(spec, sizes)
+    workers.make(sizes)
+    memory, builder, executor = rank_parts(spec, sizes)
+    return memory, builder, workers.join(executor, memory)
+
+
+def _engine_parts(
+    spec: EngineSpec, kv_types: Sequence[str], rows: int, workers: Workers | None
+) -> tuple[KVMemory, BatchBuilder, Executor | StagedSteps]:
+    """As `make_parts`; where stages of layers compute one after the other, this process has the first one."""
+    logit_rows = max(rows, PROMPT_LOGIT_ROWS)
+    if workers is None or len(spec.stages) == 1:
+        return make_parts(spec, kv_types, rows, logit_rows, workers=workers)
+    sizes = _sizes(spec, kv_types, rows, logit_rows, ())
+    memory, builder, first = rank_parts(spec, sizes)
+    workers.make(replace(sizes, given=first.gives))
+    return memory, builder, workers.behind(Stage(first, memory, last=False, taps=taps_here(spec.model, sizes.taps)))
+
+
+def _sizes(spec: EngineSpec, kv_types: Sequence[str], rows: int, logit_rows: int, taps: Sequence[str]) -> StepSizes:
+    spare = spec.options.device != "cpu"  # a state for unused rows of captured steps
+    return StepSizes(
+        kv_types=tuple(kv_types),
+        kv_blocks=spec.plan.kv_blocks,
+        max_model_len=spec.plan.max_model_len,
+        rows=rows,
+        logit_rows=logit_rows,
+        state_slots=rows + spare_states(spec.plan) + spare,
+        taps=(*_tapped(spec), *taps),
+    )
+
+
+def rank_parts(spec: Declaration, sizes: StepSizes) -> tuple[KVMemory, BatchBuilder, Executor]:
+    """What steps of these sizes need of one rank's model, which is loaded."""
+    options, model = spec.options, spec.model
     memory = KVMemory(
         spec.kernels,
         model.cache_specs,
-        plan.kv_blocks,
+        sizes.kv_blocks,
         options.block_size,
-        kv_types=kv_types,
+        kv_types=types_here(model, sizes.kv_types),
         device=options.torch_device,
-        state_slots=rows + spare_states(plan) + (options.device != "cpu"),  # one for unused rows of captured steps
+        state_slots=sizes.state_slots,
         shared=model.whole_prompts,
     )
-    builder = _builder(spec, rows)
+    builder = _builder(spec, sizes.rows, sizes.max_model_len)
     assert options.max_num_batched_tokens
     most, fast = options.max_num_batched_tokens, options.arithmetic == "fast"
-    kept = not options.on_gpu and options.pack_cache != "off"
-    part = ModelPart(taps=(*_tapped(spec), *taps))
-    return memory, builder, make_executor(model, memory.caches, most, logit_rows, fast, part, kept=kept)
+    kept = not options.on_gpu and options.pack_cache != "off" and spec.ranks.alone and model.part is WHOLE
+    part = replace(model.part, taps=taps_here(model, sizes.taps), given=sizes.given)
+    return memory, builder, make_executor(model, memory.caches, most, sizes.logit_rows, fast, part, kept=kept)
 
 
 def _tapped(spec: EngineSpec) -> tuple[str, ...]:
@@ -134,12 +190,12 @@ def _tapped(spec: EngineSpec) -> tuple[str, ...]:
     return () if spec.draft is None else spec.draft.taps.names
 
 
-def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
+def _builder(spec: Declaration, rows: int, max_model_len: int) -> BatchBuilder:
     options, model = spec.options, spec.model
     return BatchBuilder(
         len(spec.groups),
         rows,
-        -(-spec.plan.max_model_len // options.block_size),
+        -(-max_model_len // options.block_size),
         options.block_size,
         torch.device(options.torch_device),
         BatchTraits(
@@ -152,15 +208,19 @@ def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
 
 
 def make_runner(
-    spec: EngineSpec, kv_types: Sequence[str], rows: int, drafting: Drafting | None = None
-) -> tuple[ModelRunner, Executor]:
+    spec: EngineSpec,
+    kv_types: Sequence[str],
+    rows: int,
+    drafting: Drafting | None = None,
+    workers: Workers | None = None,
+) -> tuple[ModelRunner, Executor | StagedSteps]:
     """The runner of a loaded model, for so many sequences a step, and what runs its steps."""
     options, plan = spec.options, spec.plan
     meter = memory_meter(options.torch_device)
     lower = partial(smaller_share, options, plan, meter)
     adapters = make_adapter_room(spec)
     with oom_as_plan_error(plan, "the caches were made", lower):
-        memory, builder, executor = make_parts(spec, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
+        memory, builder, executor = _engine_parts(spec, kv_types, rows, workers)
     model = spec.model
     kernel = spec.kernels.sampling()
     processors = load_processors(options.logits_processors)
@@ -199,6 +259,7 @@ def make_runner(
             media=row_store(model, options, memory.caches),
             drafting=drafting,
             adapters=adapters,
+            stages=executor if isinstance(executor, StagedSteps) else None,
         ),
     )
     return runner, executor
@@ -234,7 +295,7 @@ def _dry_run(spec: EngineSpec, memory: KVMemory) -> None:
     rows = spec.options.max_num_seqs
     if rows and _unrecordable(spec) is None:
         try:
-            _graphs(spec, memory, _builder(spec, rows), rows, DryRun()).dry_run()
+            _graphs(spec, memory, _builder(spec, rows, spec.plan.max_model_len), rows, DryRun()).dry_run()
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the error is logged when the step is to be captured

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
+from penstock.config.ranks import check_ranks, own_threads, rank_count
 from penstock.kernels.cpu import native
 
 
@@ -43,9 +44,12 @@ class Claim:
         """Chooses the instruction set, unless other claims have.
 
         Raises:
-            ConfigError: there is no such instruction set, or other engines use another one or other threads.
+            ConfigError: there is no such instruction set, or other engines use another one or other threads; or there
+                cannot be so many processes.
         """
         process = _process()
+        check_ranks(options)
+        asked = own_threads(options)
         if process.claims:
             gc.collect()  # engines that were dropped
         with process.lock:
@@ -54,14 +58,15 @@ class Claim:
                 process.threads = None
             elif native.available() and options.isa not in ("auto", process.isa):
                 raise _refused("isa", options.isa, process.isa)
-            elif options.threads is not None and process.threads not in (None, options.threads):
-                raise _refused("threads", options.threads, process.threads)
+            elif asked is not None and process.threads not in (None, asked):
+                raise _refused("threads", asked, process.threads)
             process.taken += 1
             self._number = process.taken
             self._closes: list[Callable[[], None]] = []
             process.claims.add(self._number)
             isa = process.isa if native.available() and len(process.claims) > 1 else options.isa
-            self.options = replace(options, isa=isa, threads=options.threads or process.threads)
+            used = None if process.threads is None else process.threads * rank_count(options)
+            self.options = replace(options, isa=isa, threads=options.threads or used)
 
     def settle(self, resolved: EngineOptions, *, with_torch: bool = True) -> None:
         """Gives torch and the native library threads and types of sums, as this claim's options were resolved.
@@ -74,8 +79,8 @@ class Claim:
         process = _process()
         with process.lock:
             threads = process.threads or resolved.threads or 1
-            if self.options.threads not in (None, threads):
-                raise _refused("threads", self.options.threads, threads)
+            if own_threads(self.options) not in (None, threads):
+                raise _refused("threads", own_threads(self.options), threads)
             if native.available() and process.threads is None:
                 native.set_num_threads(threads)
             process.threads = threads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,13 +14,18 @@ from penstock.config.environment import pack_folder
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine, free_bytes
 from penstock.config.options import EngineOptions
+from penstock.config.ranks import rank_count
 from penstock.config.resolve import Decision, ModelFacts, chosen_gpu, resolve
+from penstock.config.speculation import speculation
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
+from penstock.layers.part import WHOLE, ModelPart
 from penstock.models.registry import Model, build_model, check_architecture
+from penstock.parallel.ranks import Ranks
 from penstock.quant.decode import native_block_decoder
+from penstock.runtime.ranks.group import Group, NullGroup
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches, state_bytes
 from penstock.startup.draft import draft_of
 from penstock.startup.draft_room import with_draft_room
@@ -29,7 +34,10 @@ from penstock.startup.gpu_memory import DeviceMemory, Measured, remedies, share
 from penstock.startup.header_plan import this_machine
 from penstock.startup.kept_start import weights_identity, weights_place
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, format_bytes
+from penstock.startup.rank_plan import check_model, rank_machine, rank_notes, with_rank_kv
 from penstock.startup.resident import packer_of, resident_bytes
+from penstock.startup.sharding import shard
+from penstock.startup.staging import hold, stages_of
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
@@ -47,21 +55,18 @@ from penstock.weights.weight_plan import (
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSpec:
-    """What an engine will be: everything that is decided before a weight is read.
+class Declaration:
+    """A model that is declared, all of it or what one rank has of it; no weight is read.
 
     Attributes:
         checkpoint: opened, headers only.
         facts: sizes from its headers.
         options: fully concrete.
-        model: declared, its weights not loaded.
+        model: its weights not loaded.
         groups: its cache groups.
-        plan: where the memory goes.
-        settings: derived options and why.
         kernels: the implementation of every op.
-        limits: what the plan was made under.
         weights: how each of the model's weights comes into memory; () for a model that reads them itself.
-        draft: the model that drafts for it, if any.
+        ranks: whose share of each layer it is.
     """
 
     checkpoint: Checkpoint
@@ -69,12 +74,28 @@ class EngineSpec:
     options: EngineOptions
     model: Model
     groups: tuple[CacheGroup, ...]
+    kernels: KernelSet
+    weights: tuple[WeightPlan, ...]
+    ranks: Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec(Declaration):
+    """What an engine will be: everything that is decided before a weight is read.
+
+    Attributes:
+        plan: where the memory goes.
+        settings: derived options and why.
+        limits: what the plan was made under.
+        draft: the model that drafts for it, if any.
+        stages: parts of the model, the first of which is this one; one alone where layers are not dealt.
+    """
+
     plan: MemoryPlan
     settings: tuple[Decision, ...]
-    kernels: KernelSet
     limits: MemoryLimits
-    weights: tuple[WeightPlan, ...]
     draft: DraftSpec | None = None
+    stages: tuple[ModelPart, ...] = (WHOLE,)
 
     def with_model(self, model: Model, kernels: KernelSet) -> EngineSpec:
         """The same engine with another declaration of its model, on other kernels."""
@@ -93,45 +114,94 @@ def measure_machine(device: str = "auto") -> Machine:
     return this_machine(gpus)
 
 
-def make_engine_spec(options: EngineOptions, machine: Machine | None = None, drafts: int = 0) -> EngineSpec:
+def declare_rank(
+    options: EngineOptions, max_model_len: int, ranks: Ranks, group: Group, part: ModelPart = WHOLE
+) -> Declaration:
+    """A rank's share of a model's layers, or of those of a part, by options that the one that leads has made concrete.
+
+    Raises:
+        CheckpointError: the model cannot be read; ConfigError: an option cannot be honoured here.
+    """
+    checkpoint = _opened(options)
+    kernels = resolve_kernels(_context(options))
+    model = _declared(checkpoint, options, ranks, group, kernels, max_model_len)
+    plans = hold(model, part, _weight_plans(model, checkpoint, options))
+    groups = group_layers(model.cache_specs)
+    return Declaration(checkpoint, model_facts(checkpoint), options, model, groups, kernels, plans, ranks)
+
+
+def _opened(options: EngineOptions) -> Checkpoint:
+    opened = open_dummy if options.load_format == "dummy" else open_checkpoint
+    checkpoint = opened(options.model, options.hf_overrides)
+    check_architecture(checkpoint.config)
+    return checkpoint
+
+
+def _context(options: EngineOptions) -> KernelContext:
+    return KernelContext(
+        options.device_kind, options.dtype, options.isa, options.kv_cache_dtype, batch_invariant=options.batch_invariant
+    )
+
+
+def _declared(
+    checkpoint: Checkpoint, options: EngineOptions, ranks: Ranks, group: Group, kernels: KernelSet, max_model_len: int
+) -> Model:
+    with torch.device(options.torch_device):  # its constants are made there
+        dtype = getattr(torch, options.dtype)
+        model = build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
+    if not ranks.alone and not model.runs:
+        drafts = speculation(options.speculative_config)
+        heads = (
+            drafts is not None and drafts.loads and drafts.method != "draft_model"
+        )  # they read their target's tables
+        shard(model, checkpoint, _weight_plans(model, checkpoint, options), ranks, group, tables=not heads)
+    return model
+
+
+def _on_kernels(declare: Callable[[KernelSet, int], Model], options: EngineOptions) -> tuple[KernelSet, Model]:
+    """The implementation of every op, and the model on them."""
+    assert options.max_model_len
+    context = _context(options)
+    kernels = resolve_kernels(context)
+    model = declare(kernels, options.max_model_len)
+    if (of_heads := _of_heads(context, model)) is not None:
+        kernels = resolve_kernels(of_heads)
+        model = declare(kernels, options.max_model_len)
+    return kernels, model
+
+
+def make_engine_spec(
+    options: EngineOptions, machine: Machine | None = None, drafts: int = 0, group: Group | None = None
+) -> EngineSpec:
     """Opens the checkpoint's headers, resolves every option, plans the memory and chooses the kernels.
 
-    `drafts`: most of a sequence in a step, for which there is to be room.
+    Args:
+        options: as given.
+        machine: None measures this one.
+        drafts: most of a sequence in a step, for which there is to be room.
+        group: of the ranks that compute the model; None where it is only planned, or there is one.
 
     Raises:
         CheckpointError: the model cannot be read.
         ConfigError: an option cannot be honoured; MemoryPlanError: it does not fit.
     """
     machine = (machine or measure_machine(options.device)).within(options.memory)
-    dummy = options.load_format == "dummy"
-    checkpoint = (open_dummy if dummy else open_checkpoint)(options.model, options.hf_overrides)
-    check_architecture(checkpoint.config)
+    checkpoint = _opened(options)
     facts = model_facts(checkpoint)
+    ranks = Ranks(0, options.tensor_parallel_size)
+    machine = rank_machine(machine, options)
     resolved = resolve(options, facts, machine)
     concrete = resolved.options
     assert concrete.max_model_len and concrete.max_num_seqs and concrete.max_num_batched_tokens
     devices.use(concrete.torch_device)
     gpu = chosen_gpu(concrete, machine)
-    context = KernelContext(
-        concrete.device_kind,
-        concrete.dtype,
-        concrete.isa,
-        concrete.kv_cache_dtype,
-        batch_invariant=concrete.batch_invariant,
-    )
-    kernels = resolve_kernels(context)
-
-    def declare(max_model_len: int) -> Model:
-        with torch.device(concrete.torch_device):  # its constants are made there
-            dtype = getattr(torch, concrete.dtype)
-            return build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
-
-    model = declare(concrete.max_model_len)
-    if (of_heads := _of_heads(context, model)) is not None:
-        kernels = resolve_kernels(of_heads)
-        model = declare(concrete.max_model_len)
+    declare = partial(_declared, checkpoint, concrete, ranks, group or NullGroup())
+    kernels, model = _on_kernels(declare, concrete)
     if model.runs and concrete.on_gpu:
         return make_spec_on_cpu(options, machine, model.runs, drafts)
+    if rank_count(concrete) > 1:
+        check_model(model, concrete)
+        concrete = with_rank_kv(options, concrete, model, facts)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     plans = _weight_plans(model, checkpoint, concrete)
@@ -148,11 +218,17 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
         limits = replace(limits, remedies=remedies(facts, smaller, concrete, limits, memory, weights, machine))
     plan = plan_caches(caches, concrete, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
-        model = declare(plan.max_model_len)
+        model = declare(kernels, plan.max_model_len)
         plans = _weight_plans(model, checkpoint, concrete)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += _notes(model, plan, plans, kernels)
-    return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits, plans, draft)
+    stages = stages_of(model, plans, concrete)
+    settings += rank_notes(concrete, stages, model)
+    plans = hold(model, stages[0], plans)
+    return EngineSpec(
+        checkpoint, facts, concrete, model, groups, kernels, plans, ranks,
+        plan=plan, settings=tuple(settings), limits=limits, draft=draft, stages=stages,
+    )  # fmt: skip
 
 
 def _notes(model: Model, plan: MemoryPlan, plans: Sequence[WeightPlan], kernels: KernelSet) -> list[Decision]:
@@ -249,16 +325,18 @@ def _caches(model: Model, kernels: KernelSet, draft: DraftSpec | None = None) ->
     return Caches(model.cache_specs, kernels.cache_block_bytes, model.whole_prompts, guests)
 
 
-def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
+def packed_file(spec: Declaration) -> tuple[PackedFile | None, str]:
     """The file that keeps the model's packed weights, or None and the reason."""
     options, checkpoint = spec.options, spec.checkpoint
-    path = weights_place(options, spec.facts.name, checkpoint.path)
+    path = weights_place(options, spec.facts.name, checkpoint.path, spec.ranks)
     if path is None:
         return None, "switched off"
     if options.load_format == "dummy":
         return None, "random weights need no file"
     if not packer_of(spec.kernels).native:
         return None, "only the native library's packing is"
+    if spec.model.part is not WHOLE:
+        return None, "stages have parts of the model, which may be others the next time"
     size = spec.facts.file_bytes
     if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"
@@ -271,7 +349,7 @@ def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
         trim(path.parent, most - size)
         if (room := free_bytes(path.parent)) < size:
             return None, f"only {format_bytes(room)} are free in {path.parent}"
-    return PackedFile(path, weights_identity(options, checkpoint.path), str(checkpoint.path.resolve())), ""
+    return PackedFile(path, weights_identity(options, checkpoint.path, spec.ranks), str(checkpoint.path.resolve())), ""
 
 
 def hold_to_size(options: EngineOptions) -> None:

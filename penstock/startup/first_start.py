@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
@@ -18,6 +19,9 @@ from penstock.startup.levels import guarantee, level_notes, products_note
 from penstock.startup.scheduling import scheduler_options
 from penstock.startup.started import Started, Told, log_notes, log_plan
 
+if TYPE_CHECKING:
+    from penstock.startup.workers import Workers
+
 
 class FirstStart:
     """Decides what an engine will be; then, asked to, loads it.
@@ -27,14 +31,18 @@ class FirstStart:
         vocab_size: of the model.
     """
 
-    def __init__(self, options: EngineOptions, drafting: Drafting | None = None) -> None:
-        """Decides.
+    def __init__(
+        self, options: EngineOptions, drafting: Drafting | None = None, workers: Workers | None = None
+    ) -> None:
+        """Decides. `workers` are of the model's other ranks, None where there are none.
 
         Raises:
             PenstockError: as `make_engine_spec`.
         """
         self._drafting = drafting = drafting or Drafting()
-        self._spec = make_engine_spec(options, drafts=drafting.most)
+        self._workers = workers
+        group = None if workers is None else workers.group
+        self._spec = make_engine_spec(options, drafts=drafting.most, group=group)
         self.options, self.vocab_size = self._spec.options, self._spec.model.vocab_size
         # Files may change while they are read: what is kept is of those that were there before.
         self._identity = weights_identity(self.options, self._spec.checkpoint.path)
@@ -46,11 +54,15 @@ class FirstStart:
         Raises:
             PenstockError: weights are missing, left over or damaged, or do not fit.
         """
-        spec, kv_types, notes = load(self._spec, progress)
+        workers = self._workers
+        if workers is None:
+            spec, kv_types, notes = load(self._spec, progress)
+        else:
+            spec, kv_types, notes = workers.load(self._spec, progress)
         options = spec.options
         whole = spec.model.whole_prompts
         limits = scheduler_options(options, spec.plan, whole_prompts=whole)
-        runner, executor = make_runner(spec, kv_types, limits.max_num_seqs, self._drafting)
+        runner, executor = make_runner(spec, kv_types, limits.max_num_seqs, self._drafting, workers)
         mode, _, detail = executor.describe.partition(": ")
         step = Decision("step", mode, detail)
         levels = level_notes(options.arithmetic, executor.fast)

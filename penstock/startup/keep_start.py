@@ -95,6 +95,8 @@ def _refusal(spec: EngineSpec) -> str | None:
     model = spec.model
     if spec.options.device != "cpu" or spec.options.load_format != "auto":
         return "it is not of a model's weights on a CPU"
+    if not spec.ranks.alone:
+        return "the model is computed by several processes"
     if spec.options.enable_lora:
         return "adapters are read with torch"
     if spec.options.enable_prompt_embeds:

@@ -24,11 +24,13 @@ from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.config.machine import Machine, has_accelerator_files
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
+from penstock.config.ranks import rank_count
 from penstock.config.resolve import Decision, LayerFacts, ModelFacts, resolve
 from penstock.config.speculation import speculation
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.journal import Arrays, Journal, Names
 from penstock.kernels.cpu.packed import PACKING
+from penstock.parallel.ranks import ALONE, Ranks
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
 from penstock.startup.header_plan import native_block_bytes, this_machine
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 VERSION: Final = 3  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
 _UNUSABLE: Final = (PackCacheError, PenstockError, LookupError, TypeError, ValueError, OSError)
 MOST_CONSTANTS: Final = 64 << 20  # bytes
+_LONGEST_NAME: Final = 50  # of a model, in the name of a rank's file
 # What a recording depends on, besides the length that is served. Sizes of steps and caches are free.
 RECORDED_UNDER: Final = (
     *("device", "dtype", "isa", "kv_cache_dtype", "arithmetic", "quantize", "block_size", "batch_invariant"),
@@ -204,17 +207,19 @@ class Recorded:
         return Names(objects, places)
 
 
-def weights_place(options: EngineOptions, name: str, model: Path) -> Path | None:
-    """The file of a model's packed weights; None where none is kept."""
+def weights_place(options: EngineOptions, name: str, model: Path, ranks: Ranks = ALONE) -> Path | None:
+    """The file of a rank's packed weights; None where none is kept."""
     folder = pack_folder(options.pack_cache)
     if folder is None:
         return None
-    return folder / file_name(model, "-".join(filter(None, (name, options.quantize))))
+    named = name if ranks.alone else name[:_LONGEST_NAME]  # a file's name is cut, and its end tells ranks apart
+    return folder / file_name(model, "-".join(filter(None, (named, options.quantize, ranks.name))))
 
 
-def weights_identity(options: EngineOptions, model: Path) -> str:
-    """What packed weights depend on."""
-    return fingerprint(model, f"{PACKING} {options.quantize} {options.hf_overrides or ''}".rstrip())
+def weights_identity(options: EngineOptions, model: Path, ranks: Ranks = ALONE) -> str:
+    """What a rank's packed weights depend on."""
+    packing = f"{PACKING} {options.quantize} {options.hf_overrides or ''}".rstrip()
+    return fingerprint(model, packing if ranks.alone else f"{packing} {ranks.name}")
 
 
 def start_place(weights: Path) -> Path:
@@ -275,7 +280,7 @@ def _kept_at(asked: EngineOptions) -> Path | None:
         return None
     drafts = speculation(asked.speculative_config)
     loads = asked.enable_lora or asked.control_vector or (drafts is not None and drafts.loads)
-    if asked.enable_prompt_embeds:  # whose steps are built with torch
+    if asked.enable_prompt_embeds or rank_count(asked) > 1:  # whose steps are built with torch
         return None
     if loads:  # which has to be done
         return None

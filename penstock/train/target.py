@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
+from penstock.config.ranks import check_alone
 from penstock.evaluate.scoring import Progress, Scorer
 from penstock.layers.batch import Batch
 from penstock.layers.embedding import Embedding
@@ -52,6 +53,7 @@ def check_drafted_for(options: EngineOptions, method: str) -> None:
     Raises:
         PenstockError: as for an engine.
     """
+    check_alone(options, "heads are trained")
     spec = make_engine_spec(replace(options, speculative_config=None))
     model = spec.model
     try:

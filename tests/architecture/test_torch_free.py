@@ -20,7 +20,8 @@ FREE = (
     "penstock.models.gguf",
     "penstock.startup.cache_plan", "penstock.startup.draft_room", "penstock.startup.header_plan",
     "penstock.startup.kept_start", "penstock.startup.scheduling",
-    "penstock.startup.started", "penstock.startup.restart",
+    "penstock.startup.started", "penstock.startup.restart", "penstock.startup.start_workers",
+    "penstock.parallel.ranks", "penstock.runtime.ranks.wire", "penstock.runtime.ranks.group",
     "penstock.kernels.cpu.journal", "penstock.kernels.cpu.packed", "penstock.kernels.cpu.step_program",
     "penstock.weights.pack_cache", "penstock.weights.kept_text", "penstock.runtime.replay",
 )  # fmt: skip

@@ -72,10 +72,9 @@ def test_every_answer_says_something_and_names_flags_that_there_are() -> None:
     ("line", "ours", "said"),
     [
         (
-            "vllm serve Qwen/Qwen3-8B --max_model_len 8192 --served-model-name a b -tp 2 --tool-call-parser=hermes",
-            "penstock serve Qwen/Qwen3-8B --max-model-len 8192 --served-model-name a --alias b --tool-call-parser "
-            "hermes",
-            ("-tp 2 is left out. One device", "vLLM listens on every address"),
+            "vllm serve Qwen/Qwen3-8B --max_model_len 8192 --served-model-name a b -tp 2 -dcp 2 --seed=5",
+            "penstock serve Qwen/Qwen3-8B --max-model-len 8192 --served-model-name a --alias b -tp 2 --seed 5",
+            ("-dcp 2 is left out. Processes of one machine", "vLLM listens on every address"),
         ),
         (
             "VLLM_API_KEY=k python3 -m vllm.entrypoints.openai.api_server --model m --host 0.0.0.0 -q awq --no-such 1",
@@ -202,10 +201,13 @@ def test_flags_of_others_on_our_own_command() -> None:
     context = context_of("m", "--control-vector-layer-range", "2", "5", "--lora-modules", "a=b", "c=d", "--port", "1")
     assert context.params["control_vector_layers"] == "2-5" and context.params["lora_modules"] == ["a=b", "c=d"]
     assert context_of("m", "--chat-template", "-tp {{ x }}").params["chat_template"] == "-tp {{ x }}"
+    assert context_of("m", "--tensor_parallel_size", "2", "-pp", "3").params["pipeline_parallel_size"] == 3
+    for name in ("-tp", "--tp", "--tp-size"):
+        assert context_of("m", name, "2").params["tensor_parallel_size"] == 2
     for words, said in (
         (("--trust-remote-code",), "never run"),
-        (("--tensor_parallel_size", "2"), "One device"),
-        (("-tp", "2"), "One device"),
+        (("--nnodes=2",), "-tp N"),
+        (("-sm", "row"), "-tp N"),
         (("-c", "4096"), "--max-model-len"),
         (("--context-length=4096",), "SGLang"),
     ):
@@ -219,7 +221,7 @@ def test_the_table_is_printed(penstock: Penstock) -> None:
     assert told.returncode == 0
     assert re.search(r"^--ctx-size +here: --max-model-len …$", told.stdout, re.MULTILINE)
     assert penstock("serve", "--help-flags=mlx").returncode == 2
-    assert penstock("serve", "m", "--tensor-parallel-size", "2").returncode == 2
+    assert penstock("serve", "m", "--enable-expert-parallel").returncode == 2
 
 
 def test_odd_command_lines_are_read_to_their_end(penstock: Penstock) -> None:

@@ -47,8 +47,8 @@ class NativeAttentionPlan:
     spans: Tensor | None = None
 
 
-def pack_linear(parts: Sequence[Canonical], segment: int = 0) -> Packed:
-    return Packed(tuple(packing.pack(part, segment=segment) for part in parts))
+def pack_linear(parts: Sequence[Canonical], segment: int = 0, ends: Sequence[int] = ()) -> Packed:
+    return Packed(tuple(packing.pack(part, segment=segment, ends=ends) for part in parts))
 
 
 def pack_experts(parts: Sequence[Canonical], count: int, segment: int = 0) -> Packed:

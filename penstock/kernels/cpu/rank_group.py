@@ -11,6 +11,7 @@ from penstock.config.errors import ConfigError
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.step_program import address
 
+WATCHER = -1  # the rank of who takes part in nothing, and may stop the others
 SLOT_BYTES = 4 << 20  # of each of a rank's four slots: what it leaves for others at a time
 
 

@@ -1,0 +1,80 @@
+"""Options that have one model computed by several processes: what may be asked, and each one's part of the machine."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions
+from penstock.config.speculation import HEADS, speculation
+
+MOST_RANKS: Final = 8  # processes of one model, which is how many segments sums are cut into
+
+
+def rank_count(options: EngineOptions) -> int:
+    """Processes that compute the model together."""
+    return options.tensor_parallel_size * options.pipeline_parallel_size
+
+
+def check_ranks(options: EngineOptions) -> None:
+    """Raises ConfigError for numbers of processes that there cannot be, and for what does not go with several."""
+    sizes = {"--tensor-parallel-size": options.tensor_parallel_size}
+    sizes["--pipeline-parallel-size"] = options.pipeline_parallel_size
+    for flag, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_RANKS:
+            raise ConfigError(
+                f"{flag} is {size!r}; allowed: an integer from 1 to {MOST_RANKS}. Sums over what processes share are "
+                f"cut into at most {MOST_RANKS} segments, of which each owns whole ones."
+            )
+    if rank_count(options) > MOST_RANKS:
+        product = " times ".join(f"{flag} {size}" for flag, size in sizes.items())
+        raise ConfigError(f"{product} is {rank_count(options)} processes; one model has at most {MOST_RANKS}.")
+    if rank_count(options) > 1 and (refused := _refusal(options)):
+        raise ConfigError(f"{several(options)}: {refused}")
+
+
+def several(options: EngineOptions) -> str:
+    """The flags that ask for several processes, for the beginning of a refusal."""
+    sizes = {"--tensor-parallel-size": options.tensor_parallel_size}
+    sizes["--pipeline-parallel-size"] = options.pipeline_parallel_size
+    return " ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
+
+
+def _refusal(options: EngineOptions) -> str:
+    """What of these options several processes cannot do, and what to do instead; "" where there is nothing."""
+    if options.device not in ("auto", "cpu"):
+        return f"--device {options.device} is one process's; several compute on CPUs. Take --device cpu."
+    if options.enable_lora:
+        return "adapters change weights, of which each process has its own part. Leave --enable-lora out."
+    if options.kv_ram or options.kv_disk or options.kv_store:
+        return (
+            "copies of blocks would need what all processes keep of a token, and nothing gathers that. Leave "
+            "--kv-ram, --kv-disk and --kv-store out."
+        )
+    drafts = speculation(options.speculative_config)
+    if drafts is not None and drafts.method == "self":
+        return "the target's first layers cannot draft alone where several processes share them. Take a draft model."
+    if drafts is not None and drafts.method in HEADS and options.pipeline_parallel_size > 1:
+        return f"a head ({drafts.method}) reads tables that lie with the last stage. Take a draft model."
+    return ""
+
+
+def check_alone(options: EngineOptions, what: str) -> None:
+    """Raises ConfigError where several processes are asked for and `what`, a clause, is one's alone."""
+    if rank_count(options) > 1:
+        raise ConfigError(f"{several(options)}: {what} in one process. Leave it out.")
+
+
+def part_of(total: int, rank: int, count: int) -> int:
+    """A rank's part of so many things: even parts, larger ones first."""
+    return (total + count - 1 - rank) // count
+
+
+def rank_threads(threads: int, rank: int, count: int) -> int:
+    """Threads of a rank, of so many cores that all of them have on this machine: one at least."""
+    return max(1, part_of(threads, rank, count))
+
+
+def own_threads(options: EngineOptions) -> int | None:
+    """Threads that were asked for, of the process that leads; None where they were not."""
+    return None if options.threads is None else rank_threads(options.threads, 0, rank_count(options))

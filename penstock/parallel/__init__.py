@@ -1,0 +1,1 @@
+"""One model over several processes: who has which part of it. No torch here."""

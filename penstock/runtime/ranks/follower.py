@@ -1,0 +1,57 @@
+"""A rank that does what the one that leads tells it, and tells nothing while all is well."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.core.protocol import ScheduledTokens
+from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.executor import Executor
+from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.ranks import messages
+from penstock.runtime.ranks.wire import Wire
+
+
+class Follower:
+    """An executor, its memory, and block tables for steps that are told by what is new in them."""
+
+    def __init__(self, executor: Executor, memory: KVMemory, builder: BatchBuilder) -> None:
+        self._executor, self._memory = executor, memory
+        self._builder = builder
+        self._decoding = executor.decoding(builder)
+
+    @torch.inference_mode()
+    def serve(self, wire: Wire) -> None:
+        """Obeys until the wire ends. Whatever is raised is this rank's end."""
+        while (frame := wire.receive()) is not None:
+            self.obey(messages.command(frame))
+
+    def obey(self, command: messages.Command) -> None:
+        """Carries out one command.
+
+        Raises:
+            ValueError: it is none of a rank that has started.
+        """
+        match command:
+            case messages.Decode(spans=spans):
+                self._decode(spans)
+            case messages.Blocks():
+                self._enter(command)
+            case messages.Forward():
+                self._executor.forward(messages.batch_of(command))
+            case messages.Logits(rows=rows):
+                self._executor.logits(None if rows is None else messages.tensor(rows).numpy())
+            case messages.Apply(op=op):
+                self._memory.apply(op)
+            case _:
+                raise ValueError(f"{type(command).__name__} is no command of a rank that has started")
+
+    def _decode(self, spans: tuple[ScheduledTokens, ...]) -> None:
+        if self._decoding is None or not self._decoding.fill(spans):
+            raise ValueError("a step in which each row computes one token cannot be run by this rank")
+        self._decoding.run()
+
+    def _enter(self, new: messages.Blocks) -> None:
+        table, used = self._builder.tables[new.group], self._builder.used[new.group]
+        table.reshape(-1)[messages.tensor(new.places).numpy()] = messages.tensor(new.blocks).numpy()
+        used[list(new.slots)] = new.used

@@ -1,0 +1,119 @@
+"""The executor and the memory of the rank that leads: each tells the others what it is about to do, then does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.config.errors import EngineDeadError
+from penstock.layers.batch import Batch
+from penstock.runtime.ranks import messages
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.core.protocol import CacheOp
+    from penstock.kernels.cpu.step_program import DecodeProgram
+    from penstock.layers.part import LayerStates
+    from penstock.runtime.batch_builder import BatchBuilder
+    from penstock.runtime.executor import Executor
+    from penstock.runtime.replay import Rows
+
+T = TypeVar("T")
+
+
+class Followers(Protocol):
+    """The other ranks, as the one that leads sees them."""
+
+    def tell(self, command: messages.Command) -> None:
+        """Sends a command to all of them; waits while one is far behind.
+
+        Raises:
+            EngineDeadError: one of them has ended.
+        """
+
+    def failed(self, error: Exception) -> EngineDeadError:
+        """Why no step can be computed any more, after an error here; they are stopped."""
+
+
+class LeadExecutor:
+    """An executor whose calls all ranks make, in one order. Any rank's failure is the end of all."""
+
+    def __init__(self, executor: Executor, followers: Followers, count: int) -> None:
+        """`executor` is this rank's own, of `count` ranks."""
+        self._own = executor
+        self._followers = followers
+        self.fast, self.gives = executor.fast, executor.gives
+        self.describe = f"{executor.describe}, in each of {count} processes"
+
+    def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
+        self._followers.tell(messages.forward(batch))
+        self._together(lambda: self._own.forward(batch, given))
+
+    def logits(self, rows: Rows | None = None) -> Tensor:
+        self._followers.tell(messages.Logits(None if rows is None else messages.array(np.asarray(rows, np.int64))))
+        return self._together(lambda: self._own.logits(rows))
+
+    def decoding(self, builder: BatchBuilder) -> Any:
+        program = self._own.decoding(builder)
+        return None if program is None else LeadDecoding(program, builder, self._followers)
+
+    def states(self) -> LayerStates:
+        return self._own.states()
+
+    def tap(self, name: str, count: int | None = None) -> Tensor:
+        return self._own.tap(name, count)
+
+    def scores(self) -> Mapping[int, Tensor]:
+        return self._own.scores()
+
+    def hidden(self) -> Tensor:
+        return self._own.hidden()
+
+    def _together(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except Exception as error:  # the others may have gone on
+            raise self._followers.failed(error) from error
+
+
+class LeadDecoding:
+    """As `DecodeProgram`, of all ranks. Each keeps block tables, which are told what the builder's have got."""
+
+    def __init__(self, program: DecodeProgram, builder: BatchBuilder, followers: Followers) -> None:
+        self._program, self._builder = program, builder
+        self._followers = followers
+        self._spans: tuple[Any, ...] = ()
+
+    def fill(self, spans: tuple[Any, ...]) -> bool:
+        """As of DecodeProgram."""
+        slots = tuple(span.slot for span in spans)
+        for group in range(len(self._builder.tables)):
+            if (blocks := self._entered(group, slots)) is not None:
+                self._followers.tell(blocks)
+        self._spans = spans
+        return self._program.fill(spans)
+
+    def run(self) -> npt.NDArray[np.float32]:
+        """As of DecodeProgram."""
+        self._followers.tell(messages.Decode(self._spans))
+        try:
+            return self._program.run()
+        except Exception as error:  # the others may have gone on
+            raise self._followers.failed(error) from error
+
+    def _entered(self, group: int, slots: tuple[int, ...]) -> messages.Blocks | None:
+        """What has entered a group's table for these slots since they decoded last."""
+        places, blocks = self._builder.changes(group, slots)
+        if not len(places):
+            return None
+        used = tuple(self._builder.used[group][list(slots)].tolist())
+        return messages.Blocks(group, messages.array(places), messages.array(blocks), slots, used)
+
+
+def told(followers: Followers) -> Callable[[CacheOp], None]:
+    """What a KV memory calls ahead of each operation."""
+    return lambda op: followers.tell(messages.Apply(op))

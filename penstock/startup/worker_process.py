@@ -1,0 +1,167 @@
+"""A rank's process, `penstock.startup.worker_process PACKAGE WIRE PARENT MEMORY RANK [FROM [TO]]`, of `workers`.
+
+It takes its orders from the wire whose end lies open at the first descriptor, and ends with it: when the one that leads
+closes it, dies (Linux kills this process too then) or is no longer its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from penstock.config.environment import read_environment, settle_torch
+from penstock.config.errors import PenstockError
+from penstock.config.logs import log_handler
+from penstock.parallel.ranks import Ranks
+from penstock.startup.shortage import shortage_as_plan_error
+
+if TYPE_CHECKING:
+    from penstock.runtime.ranks import messages
+    from penstock.runtime.ranks.group import Group
+    from penstock.runtime.ranks.wire import Wire
+    from penstock.startup.engine_spec import Declaration
+
+T = TypeVar("T")
+LOOK_S: Final = 0.5
+_GRACE_S: Final = 1.0  # for what runs, once the wire has ended
+_PR_SET_PDEATHSIG: Final = 1
+_log = logging.getLogger(__name__)
+
+
+def die_with(parent: int) -> None:
+    """Asks Linux to kill this process with its parent's thread that started it, even while it is stopped."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def watch(wire: Wire, group: Group, parent: int) -> None:
+    """Ends this process a moment after its wire has ended, or its parent; what waits for other ranks is stopped."""
+    poll = select.poll()
+    poll.register(wire.fileno(), select.POLLRDHUP if sys.platform == "linux" else 0)
+    while os.getppid() == parent and not poll.poll(int(1000 * LOOK_S)):
+        pass
+    group.stop()
+    time.sleep(_GRACE_S)
+    os._exit(1)
+
+
+def loaded(launch: messages.Launch, group: Group, wire: Wire) -> Declaration:
+    """The rank's part of the model, its weights filled.
+
+    Raises:
+        PenstockError: as for an engine that starts.
+    """
+    from penstock.layers.part import WHOLE, ModelPart
+    from penstock.runtime.ranks import messages
+    from penstock.startup.build_runner import fill
+    from penstock.startup.claim import Claim
+    from penstock.startup.engine_spec import declare_rank
+    from penstock.startup.kv_probe import choose_kv_types
+
+    options = launch.options
+    one = replace(options, threads=launch.threads, tensor_parallel_size=1, pipeline_parallel_size=1)
+    Claim(one).settle(one)
+    count = options.tensor_parallel_size
+    part = WHOLE if launch.layers == (0, None) else ModelPart(*launch.layers)
+    spec = declare_rank(options, launch.max_model_len, Ranks(launch.rank % count, count), group, part)
+    fill(spec, lambda done, total: wire.send(messages.encode(messages.Progress(done, total))))
+    # The one that leads decides; it computes the probe with all ranks.
+    choose_kv_types(spec.model, spec.groups, options.kv_cache_dtype, options.block_size)
+    return spec
+
+
+def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None:
+    """Loads, makes and runs what it is told, or what a stage before gives. Whatever is raised is this rank's end.
+
+    `links`: of a stage, sockets from the one before it and to the one behind it.
+    """
+    from penstock.runtime.ranks import messages
+    from penstock.runtime.ranks.follower import Follower
+    from penstock.startup.build_runner import rank_parts
+    from penstock.weights.weight_plan import planned_bytes
+
+    launch = _next(wire, messages.Launch)
+    if launch is None:
+        return
+    logging.getLogger().setLevel(launch.log_level)
+    began = time.monotonic()
+    spec = loaded(launch, group, wire)
+    wire.send(messages.encode(messages.Loaded(planned_bytes(spec.weights), time.monotonic() - began)))
+    make = _next(wire, messages.Make)
+    if make is None:
+        return
+    memory, builder, executor = rank_parts(spec, make.sizes)
+    wire.send(messages.encode(messages.Ready(executor.describe)))
+    if links:
+        from penstock.startup.stage_process import serve_stage
+
+        serve_stage(executor, memory, links, last=spec.model.part.end is None)
+    else:
+        Follower(executor, memory, builder).serve(wire)
+
+
+def _next(wire: Wire, kind: type[T]) -> T | None:
+    """The next command, which is of that kind; None at the end."""
+    from penstock.runtime.ranks import messages
+
+    frame = wire.receive()
+    if frame is None:
+        return None
+    command = messages.command(frame)
+    if not isinstance(command, kind):
+        raise ValueError(f"{type(command).__name__} came where {kind.__name__} was to come")
+    return command
+
+
+def last_words(error: BaseException) -> messages.Failed:
+    """What the one that leads is told: a deliberate error's own text; of another a line, the rest is logged."""
+    from penstock.runtime.ranks import messages
+
+    said = shortage_as_plan_error(error)
+    if isinstance(said, PenstockError):
+        return messages.Failed(type(said).__name__, str(said))
+    return messages.Failed("EngineDeadError", f"{type(error).__name__}: {error}")
+
+
+def main() -> int:
+    """The process's life; returns its exit status."""
+    number, parent, memory, rank = map(int, sys.argv[2:6])
+    die_with(parent)
+    logging.basicConfig(handlers=[log_handler(form=read_environment().log_format)])
+    settle_torch()
+    from penstock.kernels.cpu.rank_group import RankGroup
+    from penstock.runtime.ranks import messages
+    from penstock.runtime.ranks.wire import Wire, WireClosed
+
+    wire, group = Wire(socket.socket(fileno=number)), RankGroup(memory, rank)
+    os.close(memory)
+    threading.Thread(target=watch, args=(wire, group, parent), name="lead-watch", daemon=True).start()
+    try:
+        serve(wire, group, [socket.socket(fileno=int(word)) for word in sys.argv[6:]])
+    except WireClosed:
+        return 0
+    except BaseException as error:
+        with suppress(WireClosed):
+            wire.send(messages.encode(last_words(error)))
+        if not isinstance(error, PenstockError):
+            _log.debug("a rank ends", exc_info=error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main())  # without a finalizer, which may meet threads of libraries at work and crash

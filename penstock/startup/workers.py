@@ -1,0 +1,334 @@
+"""The processes of the ranks that follow, as the one that leads sees them: started, told, watched, and surely gone.
+
+One thread starts them, reads what they report and waits for their ends, so that a worker that dies is noticed at once,
+whatever the engine's thread is doing. A worker's end is the end of all: the group's collectives are stopped, the wires
+are ended, and the step that runs raises EngineDeadError with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.config.errors import CheckpointError, ConfigError, EngineDeadError, MemoryPlanError, PenstockError
+from penstock.config.options import EngineOptions
+from penstock.config.ranks import rank_count, rank_threads
+from penstock.kernels.cpu.rank_group import WATCHER, RankGroup, make_memory
+from penstock.parallel.ranks import Ranks
+from penstock.runtime.ranks import messages
+from penstock.runtime.ranks.group import Group
+from penstock.runtime.ranks.lead import LeadExecutor, told
+from penstock.runtime.ranks.wire import Wire, WireClosed
+from penstock.startup.memory_plan import format_bytes
+from penstock.startup.stage_sockets import StageSockets
+
+if TYPE_CHECKING:
+    from penstock.runtime.executor import Executor
+    from penstock.runtime.kv_memory import KVMemory
+    from penstock.runtime.pipeline.lead import StagedSteps
+    from penstock.runtime.pipeline.stage import Stage
+    from penstock.runtime.ranks.step_sizes import StepSizes
+    from penstock.startup.build_runner import Loading
+    from penstock.startup.engine_spec import EngineSpec
+
+END_S: Final = 5.0  # that workers get to end by themselves
+_WHY_S: Final = 1.0  # until it is known why a wire or a collective has ended
+_ERRORS: Final = MappingProxyType({kind.__name__: kind for kind in (ConfigError, CheckpointError, MemoryPlanError)})
+# With this very package, never a module of the current directory. A terminal's Ctrl-C is for the one that leads.
+_PROGRAM: Final = (
+    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append(sys.argv[1]); "
+    "runpy.run_module('penstock.startup.worker_process', None, '__main__')"
+)
+log = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]
+
+
+class Worker:
+    """One of them.
+
+    Attributes:
+        ranks: which rank it is.
+        wire: to it.
+        answers: Loaded and Ready, as they come.
+    """
+
+    def __init__(self, ranks: Ranks, wire: Wire) -> None:
+        self.ranks = ranks
+        self.wire = wire
+        self.answers: list[messages.Report] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ended = False  # nothing comes from it any more
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"rank {self.ranks.rank} of {self.ranks.count}"
+
+    def start(self, far_end: socket.socket, place: tuple[int, int], links: Sequence[socket.socket] = ()) -> None:
+        """Starts the process, in which the far end of the wire is open, the memory that ranks share, and a stage's ends
+        of sockets to others. `place`: that memory, and which of its ranks this is."""
+        package = str(Path(__file__).resolve().parents[2])
+        passed = [far_end.fileno(), place[0], *(link.fileno() for link in links)]
+        words = [package, str(passed[0]), str(os.getpid()), *map(str, place), *map(str, passed[2:])]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=passed,
+        )
+
+    def reap(self, seconds: float) -> str:
+        """Waits for the process, which is killed after so many seconds; how it ended, in a sentence."""
+        if self.process is None:
+            return f"{self.name} could not be started."
+        try:
+            status = self.process.wait(max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            status = self.process.wait()
+        if status < 0:
+            hint = " Signal 9 often means that memory ran out." if status == -signal.SIGKILL else ""
+            return f"{self.name} was killed by signal {-status}.{hint}"
+        return f"{self.name} ended with status {status}."
+
+
+class Workers:
+    """All of them; implements `runtime.ranks.lead.Followers`. Belongs to the engine's thread but for the watching.
+
+    Attributes:
+        group: what the ranks wait on while they compute.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Starts the processes, which load their libraries meanwhile. `options` as they were asked for.
+
+        Raises:
+            EngineDeadError: one cannot be started.
+        """
+        self.count = rank_count(options)
+        self._columns = options.tensor_parallel_size  # ranks of a stage
+        self._memories = [make_memory(self._columns) for _ in range(options.pipeline_parallel_size)]
+        self.group: Group = RankGroup(self._memories[0], 0)
+        self._groups = [self.group, *(RankGroup(memory, WATCHER) for memory in self._memories[1:])]
+        self._threads = options.threads
+        self._sockets = StageSockets(options.pipeline_parallel_size, self._columns)
+        self._workers: list[Worker] = []
+        self._error: PenstockError | None = None
+        self._changed = threading.Condition()
+        self._closing = False
+        self._serving = False
+        self._watcher = threading.Thread(target=self._watch, name="penstock-ranks", daemon=True)
+        self._watcher.start()
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._workers) == self.count - 1 or self._error is not None)
+        self.check()
+
+    def load(self, spec: EngineSpec, progress: Progress | None = None) -> Loading:
+        """As `startup.build_runner.load`, of all ranks at once.
+
+        Raises:
+            PenstockError: as for one process; also of another rank, which is named.
+        """
+        from penstock.startup.build_runner import load  # and torch with it
+
+        options = replace(spec.options, logits_processors=(), shared_prompts=())
+        cores = self._threads or (spec.options.threads or 1) * self.count
+        level = logging.getLogger("penstock").getEffectiveLevel()
+        for worker in self._workers:
+            threads = rank_threads(cores, worker.ranks.rank, self.count)
+            part = spec.stages[worker.ranks.rank // options.tensor_parallel_size]
+            launch = messages.Launch(
+                options, worker.ranks.rank, self.count, (part.first, part.end), spec.plan.max_model_len, threads, level
+            )  # fmt: skip
+            self._send(worker, messages.encode(launch))
+
+        def told_of(done: int, total: int) -> None:
+            self.check()
+            if progress is not None:
+                progress(done, total)
+
+        with self._together():
+            found = load(spec, told_of)
+        for worker, answer in zip(self._workers, self._answers(), strict=True):
+            if isinstance(answer, messages.Loaded):
+                size = format_bytes(answer.weights_bytes)
+                log.info("%s has loaded its part, %s, in %.1f s", worker.name, size, answer.seconds)
+        return found
+
+    def make(self, sizes: StepSizes) -> None:
+        """Has all make memory and executors."""
+        self.check()
+        for worker in self._workers:
+            self._send(worker, messages.encode(messages.Make(sizes)))
+
+    def join(self, executor: Executor, memory: KVMemory) -> Executor:
+        """This rank's executor and memory with those of the others, which have made theirs."""
+        self._answers()
+        self._serving = True
+        memory.told = told(self)
+        return LeadExecutor(executor, self, self.count)
+
+    def behind(self, first: Stage) -> StagedSteps:
+        """This rank's stage with those of the others, which have made theirs."""
+        from penstock.startup.stage_process import lead_stages
+
+        others = (answer.describe for answer in self._answers() if isinstance(answer, messages.Ready))
+        self._serving = True
+        described = (first.describe, *others)[:: self._columns]
+        return lead_stages(first, self._sockets, described, self.failed)
+
+    def check(self) -> None:
+        """Raises the error of a worker that has failed, if one has."""
+        if self._error is not None:
+            raise self._error
+
+    def tell(self, command: messages.Command) -> None:
+        """As of `runtime.ranks.lead.Followers`."""
+        if self._error is not None:
+            raise self._dead()
+        frame = messages.encode(command)
+        for worker in self._workers:
+            self._send(worker, frame)
+
+    def failed(self, error: Exception) -> EngineDeadError:
+        """As of `runtime.ranks.lead.Followers`."""
+        if isinstance(error, EngineDeadError):
+            return error
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None, _WHY_S)
+            if self._error is None:
+                self._error = EngineDeadError(f"rank 0 of {self.count} failed: {type(error).__name__}: {error}")
+        self._stop()
+        return self._dead()
+
+    def close(self) -> None:
+        """Ends the processes and waits for them; safe to call twice."""
+        self._closing = True
+        self._stop()
+        if threading.current_thread() is not self._watcher:  # which may be collecting garbage
+            self._watcher.join()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Within, what this rank cannot do since another has failed is that one's error."""
+        try:
+            yield
+        except RuntimeError:
+            with self._changed:
+                self._changed.wait_for(lambda: self._error is not None, _WHY_S)
+            self.check()
+            raise
+
+    def _dead(self) -> EngineDeadError:
+        return EngineDeadError(f"The engine cannot go on: {self._error}")
+
+    def _send(self, worker: Worker, frame: bytes) -> None:
+        try:
+            worker.wire.send(frame)
+        except WireClosed as error:
+            dead = self.failed(error)
+            if not self._serving and self._error is not None:
+                raise self._error from None  # why it could not start, as what it is
+            raise dead from None
+
+    def _answers(self) -> list[messages.Report]:
+        """The next answer of each."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or all(one.answers for one in self._workers))
+            self.check()
+            return [worker.answers.pop(0) for worker in self._workers]
+
+    def _stop(self) -> None:
+        for group in self._groups:
+            group.stop()
+        for worker in self._workers:
+            worker.wire.end()
+
+    # ---- below: the watching thread
+
+    def _watch(self) -> None:
+        try:
+            with selectors.DefaultSelector() as selector:
+                self._start(selector)
+                while selector.get_map():
+                    for key, _ in selector.select():
+                        self._hear(key.data)
+                        if key.data.ended:
+                            selector.unregister(key.fileobj)
+        except Exception as error:
+            log.exception("the ranks are not watched any more")
+            self._note(EngineDeadError(f"the ranks are not watched any more: {type(error).__name__}: {error}"))
+        until = time.monotonic() + END_S
+        for worker in self._workers:
+            worker.reap(until - time.monotonic())
+            worker.wire.close()
+
+    def _start(self, selector: selectors.BaseSelector) -> None:
+        for rank in range(1, self.count):
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            worker = Worker(Ranks(rank, self.count), Wire(near))
+            with far:
+                try:
+                    stage, column = divmod(rank, self._columns)
+                    worker.start(far, (self._memories[stage], column), self._sockets.of(stage, column))
+                except OSError as error:
+                    near.close()
+                    self._note(EngineDeadError(f"{worker.name} cannot be started: {error}."))
+                    return
+            selector.register(worker.wire, selectors.EVENT_READ, worker)
+            with self._changed:
+                self._workers.append(worker)
+                self._changed.notify_all()
+        for memory in self._memories:  # which all have now
+            os.close(memory)
+        self._sockets.handed_over()
+
+    def _hear(self, worker: Worker) -> None:
+        for frame in worker.wire.arrived():
+            if frame is None:
+                worker.ended = True
+                if not self._closing and self._error is None:
+                    self._note(EngineDeadError(worker.reap(_WHY_S)))
+                return
+            self._take(worker, frame)
+
+    def _take(self, worker: Worker, frame: bytes) -> None:
+        try:
+            report = messages.report(frame)
+        except msgspec.DecodeError as error:
+            self._note(EngineDeadError(f"{worker.name} reports what is no report: {error}"))
+            return
+        match report:
+            case messages.Progress():
+                pass
+            case messages.Failed(kind=kind, message=message):
+                self._note(_ERRORS.get(kind, EngineDeadError)(f"{worker.name}: {message}"))
+            case _:
+                with self._changed:
+                    worker.answers.append(report)
+                    self._changed.notify_all()
+
+    def _note(self, error: PenstockError) -> None:
+        """A worker's failure, of which the first counts: all are stopped."""
+        with self._changed:
+            if self._error is None:
+                self._error = error
+                if self._serving and not self._closing:
+                    log.error("%s", error)
+            self._changed.notify_all()
+        self._stop()
