@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import own_threads, rank_count
+from penstock.config.ranks import check_ranks, own_threads, rank_count
 from penstock.kernels.cpu import native
 
 
@@ -44,9 +44,11 @@ class Claim:
         """Chooses the instruction set, unless other claims have.
 
         Raises:
-            ConfigError: there is no such instruction set, or other engines use another one or other threads.
+            ConfigError: there is no such instruction set, or other engines use another one or other threads; or there
+                cannot be so many processes.
         """
         process = _process()
+        check_ranks(options)
         asked = own_threads(options)
         if process.claims:
             gc.collect()  # engines that were dropped

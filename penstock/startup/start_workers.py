@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.config.errors import ConfigError
-from penstock.config.ranks import check_ranks, rank_count, several
+from penstock.config.ranks import rank_count, several
 from penstock.startup.claim import Claim
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ def start_workers(claim: Claim) -> Workers | None:
         ConfigError: there cannot be such processes; EngineDeadError: one cannot be started.
     """
     options = claim.options
-    check_ranks(options)
     if rank_count(options) == 1:
         return None
     if options.pipeline_parallel_size > 1 and options.tensor_parallel_size > 1:
