@@ -1,0 +1,96 @@
+"""Stages are processes: they give the bits of one, and end with the lead, whoever dies first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock import LLM
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions
+from penstock.core.request import FinishReason
+from penstock.engine.build import build_engine
+from penstock.engine.loop import Engine
+from penstock.startup import workers as workers_module
+from tests.startup.test_workers import SETTINGS, answers, ask, step_until, wait_until, worker_processes
+
+
+@pytest.fixture(scope="module")
+def model(shared_data: Path) -> str:
+    return str(shared_data / "models" / "stories260K" / "hf")
+
+
+def test_three_stages_answer_as_one_process_and_end_with_it(model: str) -> None:
+    with LLM(model, **SETTINGS) as alone:
+        expected = answers(alone)
+    before = set(os.listdir("/proc/self/fd"))
+    with LLM(model, pipeline_parallel_size=3, **SETTINGS) as llm:
+        assert answers(llm) == expected
+        started = worker_processes()
+        assert len(started) == 3 - 1
+        told = {one.name: one.value for one in llm.info.settings}
+        assert told["ranks"] == "3" and told["layers of stages"].count(",") == 2 and told["step"] == "3 stages"
+    assert not any(one.is_running() for one in started)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def engine_of(model: str, stages: int) -> Engine:
+    return build_engine(EngineOptions(model=model, pipeline_parallel_size=stages, **SETTINGS))[0]
+
+
+@pytest.mark.parametrize(("rank", "steps"), [(1, 3), pytest.param(2, 0, marks=pytest.mark.slow)])
+def test_a_stage_that_is_killed_is_one_error_at_once(model: str, rank: int, steps: int) -> None:
+    engine = engine_of(model, 3)
+    worker = worker_processes()[rank - 1]
+    for name in "ab":
+        ask(engine, name)
+    for _ in range(steps):
+        engine.step()
+    worker.kill()
+    outputs = []
+    while engine.dead is None:
+        outputs += engine.step()
+    assert f"rank {rank} of 3 was killed by signal 9" in str(engine.dead)
+    assert "a" in {output.request_id for output in outputs if output.finish_reason is FinishReason.ERROR}
+    engine.close()
+    assert not worker_processes()
+
+
+def test_a_stage_that_is_stopped_is_waited_for(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "END_S", 0.1)
+    engine = engine_of(model, 2)
+    (worker,) = worker_processes()
+    ask(engine, "a", 4)
+    step_until(engine, lambda: not engine.has_work)
+    worker.suspend()
+    wait_until(lambda: worker.status() == psutil.STATUS_STOPPED)
+    ask(engine, "b")
+    plan = engine.scheduler.plan()
+    assert plan is not None
+    engine._submitted.append(plan)
+    engine.runner.submit(plan)
+    worker.resume()
+    step_until(engine, lambda: not engine.has_work)
+    assert engine.dead is None
+    worker.suspend()  # and one that is stopped ends with the engine too
+    engine.close()
+    assert not worker_processes()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, "but not both. Take --tensor-parallel-size 4"),
+        ({"pipeline_parallel_size": 7}, "7 pipeline stages for 5 layers"),
+        ({"pipeline_parallel_size": 2, "pipeline_layer_split": "4,2"}, "6 layers for 2 stages, but the model has 5"),
+        ({"pipeline_parallel_size": 2, "speculative_config": '{"method": "self"}'}, r"Take ngram"),
+    ],
+)
+def test_what_stages_cannot_do_is_refused(model: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        LLM(model, **{**SETTINGS, **options})
+    assert not worker_processes()
