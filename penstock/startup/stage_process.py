@@ -14,6 +14,7 @@ from penstock.runtime.pipeline.threads import StageThread
 from penstock.runtime.pipeline.wire_link import WireLink
 
 _LOGITS = 2  # messages of logits of long prompts that wait for the lead
+_STEPS = 1 << 20  # that may wait for the first stage: steps that were given up are more than are outstanding
 
 
 def lead_stages(
@@ -31,7 +32,7 @@ def lead_stages(
         dead: what is raised once a process has ended.
     """
     stages = len(describe)
-    given = QueueLink(2 * stages)
+    given = QueueLink(_STEPS)
     results = WireLink(ends[1], stages + _LOGITS)
     thread = StageThread(first, given, WireLink(ends[0], 1))
 
