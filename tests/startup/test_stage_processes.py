@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from penstock.config.options import EngineOptions
 from penstock.core.request import FinishReason
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
+from penstock.engine.text_pipeline import TextPipeline
 from penstock.startup import workers as workers_module
+from tests.engine.test_grammars import finish, held
 from tests.startup.test_workers import SETTINGS, answers, ask, step_until, wait_until, worker_processes
 
 
@@ -94,3 +98,26 @@ def test_what_stages_cannot_do_is_refused(model: str, options: dict[str, Any], s
     with pytest.raises(ConfigError, match=said):
         LLM(model, **{**SETTINGS, **options})
     assert not worker_processes()
+
+
+def test_grammars_hold_in_stages() -> None:
+    """Their masks and forced tokens are the lead's: each is known before its sequence is in another step."""
+    text = TextPipeline.of(build_options(1))
+    found: list[Any] = []
+    for stages in (1, 2):
+        engine, _ = build_engine(build_options(stages))
+        asked = [held(text, "asked", n=2), *(replace(held(text, f"other{i}"), seed=i) for i in range(2))]
+        steps = iter(range(10**6))
+
+        def between(engine: Engine = engine, steps: Iterator[int] = steps) -> None:
+            if next(steps) == 9:
+                engine.scheduler.preempt("asked")
+
+        found.append(finish(engine, *asked, replace(held(text, "free"), grammar=None), between=between))
+        engine.close()
+    assert found[0] == found[1]
+
+
+def build_options(stages: int) -> EngineOptions:
+    """Of the bundled model."""
+    return EngineOptions(device="cpu", threads=1, max_num_seqs=8, kv_blocks=200, pipeline_parallel_size=stages)
