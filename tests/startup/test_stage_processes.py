@@ -127,8 +127,7 @@ def test_stages_whose_layers_are_shared(model: str) -> None:
     found = []
     for ranks, stages in ((1, 1), (2, 2)):
         with LLM(model, **SETTINGS, tensor_parallel_size=ranks, pipeline_parallel_size=stages) as llm:
-            answers = llm.generate(PROMPTS, temperature=0.8, seed=3, max_tokens=20, logprobs=2)
             assert len(worker_processes()) == ranks * stages - 1
-        found.append([(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in answers])
+            found.append(answers(llm))
     assert found[0] == found[1]
     assert not worker_processes()
