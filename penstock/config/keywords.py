@@ -22,6 +22,8 @@ class EngineKeywords(TypedDict, total=False):
     threads: int | None
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    remote_workers: int
+    workers_address: str | None
     max_model_len: int | None
     goal: str
     max_users: int | None

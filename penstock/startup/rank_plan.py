@@ -8,14 +8,14 @@ from penstock.config.cache_spec import CacheKind
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import rank_count, several
+from penstock.config.ranks import local_ranks, rank_count, several
 from penstock.config.resolve import Decision, ModelFacts
 from penstock.models.registry import Model
 
 
 def rank_machine(machine: Machine, options: EngineOptions) -> Machine:
     """A rank's part of a machine whose memory all of them share."""
-    return replace(machine, memory_available=machine.memory_available // rank_count(options))
+    return replace(machine, memory_available=machine.memory_available // local_ranks(options))
 
 
 def check_model(model: Model, options: EngineOptions) -> None:
