@@ -28,6 +28,11 @@ def start_workers(claim: Claim) -> Workers | None:
             f"{several(options)}: processes share every layer, or have layers of their own, but not both. Take "
             f"--tensor-parallel-size {count} or --pipeline-parallel-size {count}."
         )
+    if options.pipeline_parallel_size > 1 and options.remote_workers:
+        raise ConfigError(
+            f"{several(options)} --remote-workers {options.remote_workers}: stages are processes of one machine. Leave "
+            "--remote-workers out."
+        )
     try:
         from penstock.startup.workers import Workers
     except ImportError as error:
