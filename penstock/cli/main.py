@@ -15,6 +15,7 @@ from penstock import __version__
 
 COMMANDS = (
     ("serve", "Serve a model over HTTP, with OpenAI's API."),
+    ("worker", "Compute a part of a model that another machine serves."),
     ("run", "Chat with a model, or ask it once."),
     ("chat", "Ask a model here, or at --url; -q for one question."),
     ("complete", "Continue a text, here or at --url; no chat template."),

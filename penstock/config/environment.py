@@ -294,6 +294,11 @@ def kv_key(variables: Mapping[str, str] | None = None) -> bytes | None:
     raise _refuse("PENSTOCK_KV_KEY", "unusable", allowed)
 
 
+def worker_token(variables: Mapping[str, str] | None = None) -> str:
+    """PENSTOCK_WORKER_TOKEN: what workers of other machines and who leads them know; "" where it is unset."""
+    return (os.environ if variables is None else variables).get("PENSTOCK_WORKER_TOKEN", "").strip()
+
+
 def store_access(variables: Mapping[str, str] | None = None) -> StoreAccess:
     """Who may use a shared store: PENSTOCK_KV_STORE_PASSWORD of Redis, AWS_* of an object store, MOONCAKE_*.
 

@@ -23,6 +23,8 @@ class EngineKeywords(TypedDict, total=False):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     pipeline_layer_split: str | None
+    remote_workers: int
+    workers_address: str | None
     max_model_len: int | None
     goal: str
     max_users: int | None

@@ -16,6 +16,11 @@ def rank_count(options: EngineOptions) -> int:
     return options.tensor_parallel_size * options.pipeline_parallel_size
 
 
+def local_ranks(options: EngineOptions) -> int:
+    """Those of them that are of this machine."""
+    return rank_count(options) - options.remote_workers
+
+
 def check_ranks(options: EngineOptions) -> None:
     """Raises ConfigError for numbers of processes that there cannot be, and for what does not go with several."""
     sizes = {"--tensor-parallel-size": options.tensor_parallel_size}
@@ -29,6 +34,14 @@ def check_ranks(options: EngineOptions) -> None:
     if rank_count(options) > MOST_RANKS:
         product = " times ".join(f"{flag} {size}" for flag, size in sizes.items())
         raise ConfigError(f"{product} is {rank_count(options)} processes; one model has at most {MOST_RANKS}.")
+    remote = options.remote_workers
+    if isinstance(remote, bool) or not isinstance(remote, int) or not 0 <= remote < rank_count(options):
+        most = rank_count(options) - 1
+        raise ConfigError(
+            f"--remote-workers is {remote!r}; allowed: an integer from 0 to {most}, one less than there are processes."
+        )
+    if (remote > 0) != (options.workers_address is not None):
+        raise ConfigError("--remote-workers and --workers-address go together: how many processes join, and where.")
     if rank_count(options) > 1 and (refused := _refusal(options)):
         raise ConfigError(f"{several(options)}: {refused}")
 
@@ -44,6 +57,11 @@ def _refusal(options: EngineOptions) -> str:
     """What of these options several processes cannot do, and what to do instead; "" where there is nothing."""
     if options.device not in ("auto", "cpu"):
         return f"--device {options.device} is one process's; several compute on CPUs. Take --device cpu."
+    if options.remote_workers and options.tensor_parallel_size > 1:
+        return (
+            "processes that share every layer exchange sums through the memory of one machine. Deal layers to those of "
+            "other machines: --pipeline-parallel-size."
+        )
     if options.enable_lora and options.pipeline_parallel_size > 1:
         return "adapters are brought to processes that share every layer alone. Take --tensor-parallel-size."
     if options.kv_ram or options.kv_disk or options.kv_store:
@@ -77,4 +95,4 @@ def rank_threads(threads: int, rank: int, count: int) -> int:
 
 def own_threads(options: EngineOptions) -> int | None:
     """Threads that were asked for, of the process that leads; None where they were not."""
-    return None if options.threads is None else rank_threads(options.threads, 0, rank_count(options))
+    return None if options.threads is None else rank_threads(options.threads, 0, local_ranks(options))

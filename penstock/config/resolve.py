@@ -24,7 +24,7 @@ from penstock.config.machine import Accelerator, Machine
 from penstock.config.model_settings import PoolerSettings
 from penstock.config.options import GPUS, EngineOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
-from penstock.config.ranks import check_ranks, rank_count, rank_threads, several
+from penstock.config.ranks import check_ranks, local_ranks, rank_count, rank_threads, several
 from penstock.config.speculation import speculation
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -251,7 +251,7 @@ def _threads(options: EngineOptions, model: ModelFacts, machine: Machine) -> Der
     if options.device == "cpu" and not machine.isas and model.parameters < SMALL_MODEL_PARAMETERS:
         return 1, "a model under 50M parameters gains little from more, and the other cores are free for its clients"
     cores = "cores this process may use (affinity and control-group quota)"
-    if (count := rank_count(options)) > 1:
+    if (count := local_ranks(options)) > 1:
         return rank_threads(machine.cores, 0, count), f"{cores}, dealt to {count} processes"
     return machine.cores, cores
 
@@ -425,7 +425,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: Machine) -> Reso
     validate(options)
     _check_against_machine(options, model, machine)
     reasons: list[tuple[str, Any, str]] = []
-    count = rank_count(options)
+    count = local_ranks(options)
     if count > 1 and options.threads is not None:
         own = rank_threads(options.threads, 0, count)
         reasons.append(("threads", own, f"--threads {options.threads}, dealt to {count} processes"))

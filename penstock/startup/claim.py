@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import check_ranks, own_threads, rank_count
+from penstock.config.ranks import check_ranks, local_ranks, own_threads
 from penstock.kernels.cpu import native
 
 
@@ -65,7 +65,7 @@ class Claim:
             self._closes: list[Callable[[], None]] = []
             process.claims.add(self._number)
             isa = process.isa if native.available() and len(process.claims) > 1 else options.isa
-            used = None if process.threads is None else process.threads * rank_count(options)
+            used = None if process.threads is None else process.threads * local_ranks(options)
             self.options = replace(options, isa=isa, threads=options.threads or used)
 
     def settle(self, resolved: EngineOptions, *, with_torch: bool = True) -> None:

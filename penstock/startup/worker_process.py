@@ -1,12 +1,15 @@
-"""A rank's process, `penstock.startup.worker_process PACKAGE WIRE PARENT MEMORY RANK [FROM [TO]]`, of `workers`.
+"""A rank's process, `penstock.startup.worker_process PACKAGE WIRE PARENT MEMORY RANK LIFELINE OWN [FROM [TO]]`.
 
-It takes its orders from the wire whose end lies open at the first descriptor, and ends with it: when the one that leads
-closes it, dies (Linux kills this process too then) or is no longer its parent.
+It takes its orders from the wire whose end lies open at that descriptor, and ends with it: when the one that leads
+closes it or dies. Linux kills it with its parent: the one that leads, or `penstock worker` on another machine. That
+one gives a lifeline's descriptor too, and in JSON what is this machine's own (`Own`), and no memory; else both are
+empty. A stage of a pipeline gets the descriptors of sockets from the stage before it and to the one behind it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
 import select
@@ -17,11 +20,11 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.config.environment import read_environment, settle_torch
-from penstock.config.errors import PenstockError
+from penstock.config.errors import ConfigError, PenstockError
 from penstock.config.logs import log_handler
 from penstock.parallel.ranks import Ranks
 from penstock.startup.shortage import shortage_as_plan_error
@@ -48,10 +51,13 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def watch(wire: Wire, group: Group, parent: int) -> None:
-    """Ends this process a moment after its wire has ended, or its parent; what waits for other ranks is stopped."""
+def watch(ends: Sequence[int], group: Group, parent: int) -> None:
+    """Ends this process a moment after one of these connections has ended, or its parent; what waits for other ranks is
+    stopped.
+    """
     poll = select.poll()
-    poll.register(wire.fileno(), select.POLLRDHUP if sys.platform == "linux" else 0)
+    for end in ends:
+        poll.register(end, select.POLLRDHUP if sys.platform == "linux" else 0)
     while os.getppid() == parent and not poll.poll(int(1000 * LOOK_S)):
         pass
     group.stop()
@@ -59,11 +65,24 @@ def watch(wire: Wire, group: Group, parent: int) -> None:
     os._exit(1)
 
 
-def loaded(launch: messages.Launch, group: Group, wire: Wire) -> Declaration:
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a worker of another machine does not take from the one that leads.
+
+    Attributes:
+        model: where the model lies; None for where the one that leads has it.
+        threads: None for those that it was dealt.
+    """
+
+    model: str | None = None
+    threads: int | None = None
+
+
+def loaded(launch: messages.Launch, group: Group, wire: Wire, own: Own) -> Declaration:
     """The rank's part of the model, its weights filled.
 
     Raises:
-        PenstockError: as for an engine that starts.
+        PenstockError: as for an engine that starts; also for another model.
     """
     from penstock.layers.part import WHOLE, ModelPart
     from penstock.runtime.ranks import messages
@@ -72,19 +91,25 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire) -> Declaration:
     from penstock.startup.engine_spec import declare_rank
     from penstock.startup.kv_probe import choose_kv_types
 
-    options = launch.options
-    one = replace(options, threads=launch.threads, tensor_parallel_size=1, pipeline_parallel_size=1)
+    options = replace(launch.options, model=own.model or launch.options.model)
+    alone: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "remote_workers": 0}
+    one = replace(options, threads=own.threads or launch.threads, workers_address=None, **alone)
     Claim(one).settle(one)
     count = options.tensor_parallel_size
     part = WHOLE if launch.layers == (0, None) else ModelPart(*launch.layers)
     spec = declare_rank(options, launch.max_model_len, Ranks(launch.rank % count, count), group, part)
+    if spec.facts.file_bytes != launch.model_bytes:
+        raise ConfigError(
+            f"{options.model} is another model: its tensors take {spec.facts.file_bytes} bytes, not "
+            f"{launch.model_bytes}. Bring the one that is led here, and name its place with --model."
+        )
     fill(spec, lambda done, total: wire.send(messages.encode(messages.Progress(done, total))))
     # The one that leads decides; it computes the probe with all ranks.
     choose_kv_types(spec.model, spec.groups, options.kv_cache_dtype, options.block_size)
     return spec
 
 
-def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None:
+def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = ()) -> None:
     """Loads, makes and runs what it is told, or what a stage before gives. Whatever is raised is this rank's end.
 
     `links`: of a stage, sockets from the one before it and to the one behind it.
@@ -100,7 +125,7 @@ def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None
         return
     logging.getLogger().setLevel(launch.log_level)
     began = time.monotonic()
-    spec = loaded(launch, group, wire)
+    spec = loaded(launch, group, wire, own)
     wire.send(messages.encode(messages.Loaded(planned_bytes(spec.weights), time.monotonic() - began)))
     make = _next(wire, messages.Make)
     if make is None:
@@ -139,21 +164,33 @@ def last_words(error: BaseException) -> messages.Failed:
     return messages.Failed("EngineDeadError", f"{type(error).__name__}: {error}")
 
 
+def _joined(memory: str, rank: int) -> Group:
+    """The group of a rank, whose memory lies open at a descriptor; the null form on another machine."""
+    from penstock.kernels.cpu.rank_group import RankGroup
+    from penstock.runtime.ranks.group import NullGroup
+
+    if not memory:
+        return NullGroup()
+    group = RankGroup(int(memory), rank)
+    os.close(int(memory))
+    return group
+
+
 def main() -> int:
     """The process's life; returns its exit status."""
-    number, parent, memory, rank = map(int, sys.argv[2:6])
+    number, parent = int(sys.argv[2]), int(sys.argv[3])
+    lifelines = [int(word) for word in sys.argv[6:7] if word]
+    own = Own(**json.loads(sys.argv[7])) if lifelines else Own()
     die_with(parent)
     logging.basicConfig(handlers=[log_handler(form=read_environment().log_format)])
     settle_torch()
-    from penstock.kernels.cpu.rank_group import RankGroup
     from penstock.runtime.ranks import messages
     from penstock.runtime.ranks.wire import Wire, WireClosed
 
-    wire, group = Wire(socket.socket(fileno=number)), RankGroup(memory, rank)
-    os.close(memory)
-    threading.Thread(target=watch, args=(wire, group, parent), name="lead-watch", daemon=True).start()
+    wire, group = Wire(socket.socket(fileno=number)), _joined(sys.argv[4], int(sys.argv[5]))
+    threading.Thread(target=watch, args=((number, *lifelines), group, parent), name="lead-watch", daemon=True).start()
     try:
-        serve(wire, group, [socket.socket(fileno=int(word)) for word in sys.argv[6:]])
+        serve(wire, group, own, [socket.socket(fileno=int(word)) for word in sys.argv[8:]])
     except WireClosed:
         return 0
     except BaseException as error:

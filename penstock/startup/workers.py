@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.config.environment import worker_token
 from penstock.config.errors import CheckpointError, ConfigError, EngineDeadError, MemoryPlanError, PenstockError
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import rank_count, rank_threads
+from penstock.config.ranks import local_ranks, rank_count, rank_threads
 from penstock.kernels.cpu.rank_group import WATCHER, RankGroup, make_memory
 from penstock.parallel.ranks import Ranks
-from penstock.runtime.ranks import messages
+from penstock.runtime.ranks import joining, messages
 from penstock.runtime.ranks.group import Group
 from penstock.runtime.ranks.lead import LeadAdapters, LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
@@ -51,10 +52,11 @@ END_S: Final = 5.0  # that workers get to end by themselves
 _WHY_S: Final = 1.0  # until it is known why a wire or a collective has ended
 _ERRORS: Final = MappingProxyType({kind.__name__: kind for kind in (ConfigError, CheckpointError, MemoryPlanError)})
 # With this very package, never a module of the current directory. A terminal's Ctrl-C is for the one that leads.
-_PROGRAM: Final = (
+PROGRAM: Final = (
     "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append(sys.argv[1]); "
     "runpy.run_module('penstock.startup.worker_process', None, '__main__')"
 )
+_LOOK_S: Final = 0.5
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
@@ -65,12 +67,13 @@ class Worker:
     Attributes:
         ranks: which rank it is.
         wire: to it.
+        life: the lifeline to one of another machine.
         answers: Loaded and Ready, as they come.
     """
 
-    def __init__(self, ranks: Ranks, wire: Wire) -> None:
+    def __init__(self, ranks: Ranks, wire: Wire, life: socket.socket | None = None) -> None:
         self.ranks = ranks
-        self.wire = wire
+        self.wire, self.life = wire, life
         self.answers: list[messages.Report] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.ended = False  # nothing comes from it any more
@@ -85,18 +88,31 @@ class Worker:
         of sockets to others. `place`: that memory, and which of its ranks this is."""
         package = str(Path(__file__).resolve().parents[2])
         passed = [far_end.fileno(), place[0], *(link.fileno() for link in links)]
-        words = [package, str(passed[0]), str(os.getpid()), *map(str, place), *map(str, passed[2:])]
+        words = [package, str(passed[0]), str(os.getpid()), *map(str, place), "", "", *map(str, passed[2:])]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, *words],
+            [sys.executable, "-P", "-c", PROGRAM, *words],
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=passed,
         )
 
+    def cut(self) -> None:
+        """Ends what connects it with this process."""
+        self.wire.end()
+        if self.life is not None:
+            with suppress(OSError):
+                self.life.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Lets go of the sockets."""
+        self.wire.close()
+        if self.life is not None:
+            self.life.close()
+
     def reap(self, seconds: float) -> str:
         """Waits for the process, which is killed after so many seconds; how it ended, in a sentence."""
         if self.process is None:
-            return f"{self.name} could not be started."
+            return f"{self.name}, which is of another machine, has gone."
         try:
             status = self.process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -121,7 +137,8 @@ class Workers:
         Raises:
             EngineDeadError: one cannot be started.
         """
-        self.count = rank_count(options)
+        self.count, self._local = rank_count(options), local_ranks(options)
+        self._address = options.workers_address
         self._columns = options.tensor_parallel_size  # ranks of a stage
         self._memories = [make_memory(self._columns) for _ in range(options.pipeline_parallel_size)]
         self.group: Group = RankGroup(self._memories[0], 0)
@@ -136,7 +153,7 @@ class Workers:
         self._watcher = threading.Thread(target=self._watch, name="penstock-ranks", daemon=True)
         self._watcher.start()
         with self._changed:
-            self._changed.wait_for(lambda: len(self._workers) == self.count - 1 or self._error is not None)
+            self._changed.wait_for(lambda: len(self._workers) >= self._local - 1 or self._error is not None)
         self.check()
 
     def load(self, spec: EngineSpec, progress: Progress | None = None) -> Loading:
@@ -147,15 +164,24 @@ class Workers:
         """
         from penstock.startup.build_runner import load  # and torch with it
 
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._workers) == self.count - 1 or self._error is not None)
+        self.check()
         options = replace(spec.options, logits_processors=(), shared_prompts=())
-        cores = self._threads or (spec.options.threads or 1) * self.count
+        cores = self._threads or (spec.options.threads or 1) * self._local
         level = logging.getLogger("penstock").getEffectiveLevel()
         for worker in self._workers:
-            threads = rank_threads(cores, worker.ranks.rank, self.count)
             part = spec.stages[worker.ranks.rank // options.tensor_parallel_size]
             launch = messages.Launch(
-                options, worker.ranks.rank, self.count, (part.first, part.end), spec.plan.max_model_len, threads, level
-            )  # fmt: skip
+                options=options,
+                rank=worker.ranks.rank,
+                count=self.count,
+                layers=(part.first, part.end),
+                max_model_len=spec.plan.max_model_len,
+                threads=rank_threads(cores, worker.ranks.rank, self._local),
+                log_level=level,
+                model_bytes=spec.facts.file_bytes,
+            )
             self._send(worker, messages.encode(launch))
 
         def told_of(done: int, total: int) -> None:
@@ -262,7 +288,7 @@ class Workers:
         for group in self._groups:
             group.stop()
         for worker in self._workers:
-            worker.wire.end()
+            worker.cut()
 
     # ---- below: the watching thread
 
@@ -273,18 +299,18 @@ class Workers:
                 while selector.get_map():
                     for key, _ in selector.select():
                         self._hear(key.data)
-                        if key.data.ended:
-                            selector.unregister(key.fileobj)
+                    for key in [key for key in selector.get_map().values() if key.data.ended]:
+                        selector.unregister(key.fileobj)
         except Exception as error:
             log.exception("the ranks are not watched any more")
             self._note(EngineDeadError(f"the ranks are not watched any more: {type(error).__name__}: {error}"))
         until = time.monotonic() + END_S
         for worker in self._workers:
             worker.reap(until - time.monotonic())
-            worker.wire.close()
+            worker.close()
 
     def _start(self, selector: selectors.BaseSelector) -> None:
-        for rank in range(1, self.count):
+        for rank in range(1, self._local):
             near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             worker = Worker(Ranks(rank, self.count), Wire(near))
             with far:
@@ -295,15 +321,54 @@ class Workers:
                     near.close()
                     self._note(EngineDeadError(f"{worker.name} cannot be started: {error}."))
                     return
-            selector.register(worker.wire, selectors.EVENT_READ, worker)
-            with self._changed:
-                self._workers.append(worker)
-                self._changed.notify_all()
+            self._add(worker, selector)
         for memory in self._memories:  # which all have now
             os.close(memory)
         self._sockets.handed_over()
+        if self._address is not None:
+            self._gather(selector, self._address)
+
+    def _add(self, worker: Worker, selector: selectors.BaseSelector) -> None:
+        selector.register(worker.wire, selectors.EVENT_READ, worker)
+        if worker.life is not None:
+            selector.register(worker.life, selectors.EVENT_READ, worker)
+        with self._changed:
+            self._workers.append(worker)
+            self._changed.notify_all()
+
+    def _gather(self, selector: selectors.BaseSelector, address: str) -> None:
+        """Lets workers of other machines join until all are there; those that are may go meanwhile."""
+        try:
+            token = joining.check_token(worker_token())
+            host, port = joining.address_of(address, "--workers-address")
+            door = joining.listen(host, port)
+        except ConfigError as error:
+            self._note(error)
+            return
+        waiting: dict[bytes, joining.Caller] = {}
+        with door:
+            log.info("waiting for %d workers at %s", self.count - self._local, address)
+            while len(self._workers) < self.count - 1 and not self._closing and self._error is None:
+                for key, _ in selector.select(0):
+                    self._hear(key.data)
+                caller = joining.admit(door, token, _LOOK_S)
+                if caller is None:
+                    continue
+                other = waiting.pop(caller.worker, None)
+                if other is None or other.kind == caller.kind:
+                    waiting[caller.worker] = caller
+                    if other is not None:
+                        other.connection.close()
+                    continue
+                wire, life = (caller, other) if caller.kind == joining.WIRE else (other, caller)
+                ranks = Ranks(1 + len(self._workers), self.count)
+                self._add(Worker(ranks, Wire(wire.connection), life.connection), selector)
+        for caller in waiting.values():
+            caller.connection.close()
 
     def _hear(self, worker: Worker) -> None:
+        if worker.life is not None and gone(worker.life):
+            worker.wire.end()
         for frame in worker.wire.arrived():
             if frame is None:
                 worker.ended = True
@@ -337,3 +402,14 @@ class Workers:
                     log.error("%s", error)
             self._changed.notify_all()
         self._stop()
+
+
+def gone(life: socket.socket) -> bool:
+    """Whether a lifeline has ended; nothing is ever said on one."""
+    try:
+        life.recv(1, socket.MSG_DONTWAIT)
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True
+    return True

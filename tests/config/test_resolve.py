@@ -42,7 +42,7 @@ def test_everything_becomes_concrete_and_nothing_given_is_touched() -> None:
     own = {
         *("memory", "kv_blocks", "max_users", "max_chunk_tokens", "pack_cache", "pack_cache_size", "load_format"),
         *("kv_ram", "kv_disk", "kv_disk_path", "kv_events_config", "kv_store", "kv_store_seconds"),
-        *("quantize", "max_cpu_loras", "max_lora_bytes", "control_vector_layers"),
+        *("quantize", "max_cpu_loras", "max_lora_bytes", "control_vector_layers", "workers_address"),
     }
     own |= {
         "pipeline_layer_split",

@@ -143,6 +143,7 @@ def test_what_is_not_run_is_listed_with_a_reason() -> None:
         "library.md",
         "llama-server.md",
         "operations.md",
+        "parallel.md",
         "terminal.md",
         "vllm.md",
     }

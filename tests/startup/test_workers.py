@@ -164,7 +164,7 @@ IMPORTS = "from penstock.config.errors import CheckpointError; import os, signal
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Has workers fail in a way of their own, while they load."""
-    yield lambda how: monkeypatch.setattr(workers_module, "_PROGRAM", FAILING.format(failure=IMPORTS + how))
+    yield lambda how: monkeypatch.setattr(workers_module, "PROGRAM", FAILING.format(failure=IMPORTS + how))
     assert not worker_processes()
 
 
@@ -199,6 +199,9 @@ def test_a_start_that_fails_names_the_rank(
         ({"tensor_parallel_size": 2, "kv_ram": 2**20}, r"Leave --kv-ram"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, r"Take --device cpu"),
         ({"tensor_parallel_size": 2, "speculative_config": '{"method": "self"}'}, r"Take a draft model"),
+        ({"remote_workers": 1}, r"--remote-workers is 1; allowed: an integer from 0 to 0"),
+        ({"pipeline_parallel_size": 2, "remote_workers": 1}, r"--workers-address go together"),
+        ({"tensor_parallel_size": 2, "remote_workers": 1, "workers_address": "a:1"}, r"Deal layers to those"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(model: str, options: dict[str, Any], said: str) -> None:

@@ -114,6 +114,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
         max_model_len: of the plan.
         threads: of this rank.
         log_level: from which on the log is written.
+        model_bytes: of the model's tensors, by which one that lies elsewhere is known to be the same.
     """
 
     options: EngineOptions
@@ -123,6 +124,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     max_model_len: int
     threads: int
     log_level: int
+    model_bytes: int
 
 
 class Make(msgspec.Struct, frozen=True, array_like=True, tag=True):
