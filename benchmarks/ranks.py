@@ -1,8 +1,8 @@
 """One model in several processes over one process with as many threads: python -m benchmarks.ranks --shape 1b --ranks 2
 
 Both engines are there at once, each in a process of its own, and take turns, work by work. `--pipeline` deals layers
-instead of sharing each. Prefixes are not cached, answers are equal, and as long as is said. With random weights of a
-shape, or a real model.
+instead of sharing each. Prefixes are not cached, and answers are as long as is said: equal ones of a real model. Random
+weights of a shape are each rank's own.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def measure(given: Any, model: Path) -> dict[str, Any]:
                 answers.append(said)
                 if turn:  # the first warms up
                     seconds[name][which].append(took)
-            assert answers[0] == answers[1], f"{name}: answers differ"
+            assert given.shape or answers[0] == answers[1], f"{name}: answers differ"
     told = {name: engine.settings for name, engine in engines.items()}
     for engine in engines.values():
         engine.close()
