@@ -20,8 +20,8 @@ from benchmarks.report import arguments, report
 from benchmarks.speculation import Script, answer, made
 from penstock.core.policies.step_cost import LearnedStepCost, UnknownStepCost
 from penstock.core.protocol import NewSequence, StepPlan
-from penstock.runtime.drafters.depths import PricedDepths
 from penstock.runtime.drafters.drafter import Draft, NoDrafter
+from penstock.runtime.drafters.priced_depths import PricedDepths
 
 _VOCABULARY = 4_000  # of answers
 _PROMPT = 48

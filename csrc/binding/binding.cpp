@@ -270,6 +270,7 @@ NB_MODULE(_native, m) {
     bind_packed(m);
     bind_program(m);
     bind_decode(m);
+    bind_rank_group(m);
     nb::class_<SamplerRow>(m, "SamplerRow", "What the sampler keeps of one sequence.")
         .def(nb::new_(&make_row), "vocab_size"_a, "seed"_a = 0, "sequence"_a = 0, "temperature"_a = 1.0, "top_k"_a = 0,
              "top_p"_a = 1.0, "min_p"_a = 0.0, "typical_p"_a = 1.0, "repetition_penalty"_a = 1.0,

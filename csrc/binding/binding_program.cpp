@@ -18,6 +18,7 @@
 #include "ops/kv_layout.h"
 #include "packing/packed.h"
 #include "program/program.h"
+#include "program/rank_group.h"
 #include "vec/dispatch.h"
 
 namespace nb = nanobind;
@@ -113,14 +114,6 @@ private:
     RowKinds token_kinds{};
 };
 
-// Which of a step's numbers an embedding looks up.
-const std::int64_t* StepInputs::* lookup_of(const std::string& name) {
-    if (name == "token_ids") return &StepInputs::token_ids;
-    if (name == "positions") return &StepInputs::positions;
-    if (name == "token_types") return &StepInputs::token_types;
-    throw nb::value_error(("lookup \"" + name + "\" is not one of token_ids, positions, token_types.").c_str());
-}
-
 void embedding(Program& p, const PackedMatrix& table, float scale, Value out, const std::string& lookup) {
     p.add({"embedding",
            [=, &table, rows = lookup_of(lookup)](const Frame& f, Worker& w) {
@@ -186,10 +179,25 @@ void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int ac
            e});
 }
 
+// A rank's run of experts, and what the slots of a token take of the memory that ranks share.
+void check_shared(Program& p, RankGroup& group, std::int64_t first, std::int64_t count, std::int64_t token_bytes) {
+    constexpr std::int64_t most = 1 << 16;
+    if (first < 0 || count < 1 || first + count > most)
+        throw nb::value_error(("a rank has experts " + std::to_string(first) + " to " + std::to_string(first + count) +
+                               "; it has to have one at least, below " + std::to_string(most) + ".")
+                                  .c_str());
+    if (token_bytes > group.slot_bytes())
+        throw nb::value_error(("a token's experts give " + std::to_string(token_bytes) + " bytes, and ranks share " +
+                               std::to_string(group.slot_bytes()) + " at a time; make the group with larger slots.")
+                                  .c_str());
+    p.join(group);
+}
+
 void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, const PackedMatrix& gate,
              const PackedMatrix& up, const PackedMatrix& down, Value gate_up_bias, Value down_bias, Value residual,
              int activation, float alpha, float limit, Value out, const std::string& extent, Uses gate_up_uses,
-             Uses down_uses) {
+             Uses down_uses, RankGroup* group, std::int64_t first) {
+    if (group) check_shared(p, *group, first, gate.experts(), top_k * down.rows() * 4);
     const Extent e = extent_of(extent);
     const auto act = static_cast<Activation>(activation);
     const std::int64_t rank = std::max(most_rank(gate_up_uses), most_rank(down_uses));
@@ -215,7 +223,9 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
                               f.step.kinds,
                               of_gate_up,
                               of_down,
-                              f.adapters(e)},
+                              f.adapters(e),
+                              group,
+                              first},
                              w);
            },
            {x, weights, ids, gate_up_bias, down_bias, residual},
@@ -438,6 +448,7 @@ void bind_program(nb::module_& m) {
 #undef PENSTOCK_PLAIN
 #undef PENSTOCK_OTHER
     bind_adapters(m, program);
+    bind_shared_ops(program);
     program.def(nb::init<>())
         .def("activation", [](Program& p, std::int64_t row_bytes,
                               const std::string& extent) { return p.activation(row_bytes, extent_of(extent)); })
@@ -445,7 +456,9 @@ void bind_program(nb::module_& m) {
         .def("keep", &Program::keep)
         .def("embedding", &embedding)
         .def("linear", &linear)
-        .def("experts", &experts)
+        .def("experts", &experts, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg(), "group"_a.none() = nb::none(), "first"_a = 0)
         .def("position_scales", &position_scales)
         .def("take_rows", &take_rows)
         .def("inject", &inject)

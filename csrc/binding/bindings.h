@@ -12,4 +12,7 @@ void bind_program(nanobind::module_& m);  // Program, StepInputs, KvLayout, KvBu
 void bind_decode(nanobind::module_& m);   // DecodeRows
 void bind_adapters(nanobind::module_& m, nanobind::class_<Program>& program);  // Part, AdapterTable, ops that take them
 
+void bind_rank_group(nanobind::module_& m);                // RankGroup
+void bind_shared_ops(nanobind::class_<Program>& program);  // ops over the ranks of a group
+
 }  // namespace penstock

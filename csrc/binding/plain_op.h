@@ -41,6 +41,14 @@ inline Extent extent_of(const std::string& name) {
     throw nanobind::value_error(("extent \"" + name + "\" is not one of tokens, logit_rows.").c_str());
 }
 
+// Which of a step's numbers an embedding looks up.
+inline const std::int64_t* StepInputs::* lookup_of(const std::string& name) {
+    if (name == "token_ids") return &StepInputs::token_ids;
+    if (name == "positions") return &StepInputs::positions;
+    if (name == "token_types") return &StepInputs::token_types;
+    throw nanobind::value_error(("lookup \"" + name + "\" is not one of token_ids, positions, token_types.").c_str());
+}
+
 namespace plain {
 
 // What Python hands over for a field, and what becomes of it in a run.

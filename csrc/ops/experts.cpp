@@ -1,9 +1,11 @@
 // One gated MLP an expert: tokens are grouped by expert, so that each expert's weights are read once.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "ops/activation.h"
 #include "ops/adapter_table.h"
+#include "ops/exchange.h"
 #include "ops/expert_scratch.h"
 #include "ops/multiply.h"
 #include "ops/row_chunk.h"
@@ -72,6 +74,15 @@ Buffers take_buffers(const ExpertsArgs& args) {
     return out;
 }
 
+constexpr std::uint32_t experts_op = 4;
+
+// The number of a slot's expert among this rank's own; none of them if it is below 0 or not below their number.
+std::int64_t own_expert(const ExpertsArgs& args, std::int64_t slot) { return args.ids[slot] - args.first; }
+
+bool is_own(const ExpertsArgs& args, std::int64_t slot) {
+    return own_expert(args, slot) >= 0 && own_expert(args, slot) < args.gate->experts();
+}
+
 // The rows of a step that are multiplied alike.
 struct Sets {
     RowSet set[2];
@@ -83,7 +94,9 @@ void group_tokens(const ExpertsArgs& args, const Sets& sets, std::int32_t* start
     const auto each_slot = [&](auto&& use) {
         for (int i = 0; i < sets.count; ++i) {
             const RowSet slots = sets.set[i].repeated(args.top_k);
-            for (std::int64_t s = 0; s < slots.count; ++s) use(slots.row(s), args.ids[slots.row(s)] * sets.count + i);
+            for (std::int64_t s = 0; s < slots.count; ++s)
+                if (const std::int64_t slot = slots.row(s); is_own(args, slot))
+                    use(slot, own_expert(args, slot) * sets.count + i);
         }
     };
     const std::int64_t buckets = experts * sets.count;
@@ -186,7 +199,8 @@ void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, 
     }
 }
 
-void run_down(const ExpertsArgs& args, const Buffers& b, const Inputs& inputs, const Block& block, std::int64_t task) {
+void run_down(const ExpertsArgs& args, const Buffers& b, const Inputs& inputs, const Block& block, std::int64_t task,
+              float* outputs) {
     const std::int64_t width = args.down->rows();
     const Columns c = columns_of(task, width);
     auto* const sums =
@@ -195,31 +209,113 @@ void run_down(const ExpertsArgs& args, const Buffers& b, const Inputs& inputs, c
     multiply(*args.down, block.expert, c.first / panel_rows, c.panels, inputs, {rows, 0}, block.rows, sums);
     add_bias(sums, block.rows, c.count, args.down_bias ? args.down_bias + block.expert * width + c.first : nullptr);
     for (std::int64_t r = 0; r < block.rows; ++r)
-        std::copy_n(sums + r * task_columns, c.count, b.outputs + rows[r] * width + c.first);
+        std::copy_n(sums + r * task_columns, c.count, outputs + rows[r] * width + c.first);
 }
 
-// out[t] = sum of weight · output of the token's slots, experts ascending (of equal ones as routed), then the residual.
-void combine(const ExpertsArgs& args, const float* outputs, std::int64_t t) {
+// What a token's output begins with, and the outputs that are added to it: of its slots, rows [0, top_k) of `outputs`,
+// those of experts [first, end). Null for zeros, and for no residual.
+struct Sum {
+    const float *before, *outputs;
+    std::int64_t first, end;
+    const float* residual;
+};
+
+// out = before + weight · output of the slots of token t, experts ascending (of equal ones as routed), + residual
+void combine(const ExpertsArgs& args, const Sum& of, std::int64_t t, float* out) {
     const std::int64_t width = args.down->rows();
     const auto order =
         reinterpret_cast<std::int32_t*>(thread_memory(1, static_cast<std::size_t>(args.top_k) * sizeof(std::int32_t)));
-    for (std::int64_t k = 0; k < args.top_k; ++k) {
-        const auto slot = static_cast<std::int32_t>(t * args.top_k + k);
-        std::int64_t at = k;
-        for (; at > 0 && args.ids[order[at - 1]] > args.ids[slot]; --at) order[at] = order[at - 1];
-        order[at] = slot;
+    const std::int64_t* const ids = args.ids + t * args.top_k;
+    std::int64_t count = 0;
+    for (std::int32_t k = 0; k < args.top_k; ++k) {
+        if (ids[k] < of.first || ids[k] >= of.end) continue;
+        std::int64_t at = count++;
+        for (; at > 0 && ids[order[at - 1]] > ids[k]; --at) order[at] = order[at - 1];
+        order[at] = k;
     }
     for (std::int64_t i = 0; i < width; i += 16) {
         const std::int64_t n = std::min<std::int64_t>(16, width - i);
         const auto load = [&](const float* at) { return n == 16 ? vec::load16(at) : vec::load16(at, n); };
-        vec::F32x16 sum = vec::splat16(0.0f);
-        for (std::int64_t k = 0; k < args.top_k; ++k) {
-            const std::int64_t slot = order[k];
-            sum = vec::fma(vec::splat16(args.weights[slot]), load(outputs + slot * width + i), sum);
-        }
-        if (args.residual) sum = sum + load(args.residual + t * width + i);
-        n == 16 ? vec::store(args.out + t * width + i, sum) : vec::store(args.out + t * width + i, sum, n);
+        vec::F32x16 sum = of.before ? load(of.before + i) : vec::splat16(0.0f);
+        for (std::int64_t k = 0; k < count; ++k)
+            sum = vec::fma(vec::splat16(args.weights[t * args.top_k + order[k]]),
+                           load(of.outputs + order[k] * width + i), sum);
+        if (of.residual) sum = sum + load(of.residual + i);
+        n == 16 ? vec::store(out + i, sum) : vec::store(out + i, sum, n);
     }
+}
+
+constexpr std::int64_t every_expert = std::numeric_limits<std::int64_t>::max();
+
+// How outputs of experts of several ranks come together. The first rank has the lowest experts and leaves the sums of
+// its own; the others leave the outputs of their slots, all in the second rank's memory.
+struct Sharing {
+    const ExpertsArgs& args;
+    RankGroup& group;
+    std::int64_t width, room, chunks;  // tokens of a chunk
+
+    explicit Sharing(const ExpertsArgs& of)
+        : args(of),
+          group(*of.group),
+          width(of.down->rows()),
+          room(std::min(of.tokens, group.slot_bytes() / (of.top_k * width * 4))),
+          chunks((of.tokens + room - 1) / room) {}
+
+    bool leaves_outputs() const { return group.rank() > 0; }
+    float* sums(std::uint32_t age) const { return reinterpret_cast<float*>(group.slot(0, age)); }
+    float* outputs(std::uint32_t age) const { return reinterpret_cast<float*>(group.slot(1, age)); }
+    // Where the products of one chunk go; null where they are copied later.
+    float* direct() const { return leaves_outputs() && chunks == 1 ? outputs(0) : nullptr; }
+
+    void run(const float* own_outputs, Worker& worker) const {
+        const std::uint32_t kind = exchange_kind(experts_op, args.tokens, width, args.top_k);
+        const auto note = static_cast<std::uint32_t>(args.first << 16 | args.gate->experts());
+        const auto share = [&](std::int64_t chunk, auto&& use) {
+            worker.share(std::min(room, args.tokens - chunk * room), row_chunk(width * args.top_k),
+                         [&](std::int64_t begin, std::int64_t end) {
+                             for (std::int64_t i = begin; i < end; ++i) use(i, chunk * room + i);
+                         });
+        };
+        const auto fill = [&](std::int64_t chunk) {
+            if (leaves_outputs() && chunks == 1) return;
+            share(chunk, [&](std::int64_t i, std::int64_t t) { leave(own_outputs, i, t); });
+        };
+        exchange(group, chunks, kind, note, worker, fill, [&](std::int64_t chunk, std::uint32_t age) {
+            share(chunk, [&](std::int64_t i, std::int64_t t) { take(age, i, t); });
+        });
+    }
+
+private:
+    void leave(const float* own_outputs, std::int64_t i, std::int64_t t) const {
+        const float* const own = own_outputs + t * args.top_k * width;
+        if (!leaves_outputs())
+            return combine(args, {nullptr, own, 0, args.gate->experts(), nullptr}, t, sums(0) + i * width);
+        for (std::int64_t k = 0; k < args.top_k; ++k)
+            if (is_own(args, t * args.top_k + k))
+                std::copy_n(own + k * width, width, outputs(0) + (i * args.top_k + k) * width);
+    }
+
+    void take(std::uint32_t age, std::int64_t i, std::int64_t t) const {
+        std::int64_t end = 0;  // of each rank's experts begin those of the next
+        for (int r = 0; r < group.count(); ++r) {
+            const std::uint32_t note = group.note(r, age);
+            if (note >> 16 != end) return group.part();
+            end += note & 0xffff;
+        }
+        const float* const left = group.count() > 1 ? outputs(age) + i * args.top_k * width : nullptr;
+        const float* const residual = args.residual ? args.residual + t * width : nullptr;
+        combine(args, {sums(age) + i * width, left, group.note(0, age) & 0xffff, end, residual}, t,
+                args.out + t * width);
+    }
+};
+
+// Slots of other ranks' experts have no hidden values, which are brought into form all the same.
+void clear_others(const ExpertsArgs& args, float* hidden, Worker& worker) {
+    const std::int64_t width = args.gate->rows();
+    worker.share(args.tokens * args.top_k, row_chunk(width), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t slot = begin; slot < end; ++slot)
+            if (!is_own(args, slot)) std::fill_n(hidden + slot * width, width, 0.0f);
+    });
 }
 
 // The inputs of each set in the form the matrix takes; items: rows of a set, or their slots.
@@ -268,13 +364,22 @@ void experts(const ExpertsArgs& args, Worker& worker) {
               b.products, worker);
         activate_products(args, b, worker);
     }
+    if (args.group) clear_others(args, b.hidden, worker);
     const SetInputs hidden = inputs_of(*args.down, b.hidden, slots, sets, args.top_k, b.down_inputs, worker);
-    each_task(args.down->rows(),
-              [&](const Block& block, std::int64_t task) { run_down(args, b, hidden.of[block.set], block, task); });
+    each_task(args.down->rows(), [&](const Block& block, std::int64_t task) {
+        float* const shared = args.group ? Sharing(args).direct() : nullptr;
+        run_down(args, b, hidden.of[block.set], block, task, shared ? shared : b.outputs);
+    });
     if (adapts(args))
         adapt(args, args.down_adapters, b, b.hidden, inner, 1, args.down_bias, args.down->rows(), b.outputs, worker);
+    if (args.group) return Sharing(args).run(b.outputs, worker);
+    const std::int64_t width = args.down->rows();
     worker.share(args.tokens, 4, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t) combine(args, b.outputs, t);
+        for (std::int64_t t = begin; t < end; ++t)
+            combine(args,
+                    {nullptr, b.outputs + t * args.top_k * width, 0, every_expert,
+                     args.residual ? args.residual + t * width : nullptr},
+                    t, args.out + t * width);
     });
 }
 

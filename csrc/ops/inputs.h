@@ -56,6 +56,14 @@ struct RowList {
     std::int64_t operator[](std::int64_t i) const { return rows ? rows[i] : first + i; }
 };
 
+// Where the sums of rows of 64 columns go. With `apart`, those of a matrix's segments are not added: each one's follow
+// those of the one before.
+struct SumsOut {
+    float* at;
+    bool apart;
+    SumsOut(float* to, bool segments_apart = false) : at(to), apart(segments_apart) {}
+};
+
 // Tiles read rows behind the last one, which nobody uses.
 inline constexpr std::int64_t rows_read_behind = 32;
 

@@ -15,6 +15,7 @@
 namespace penstock {
 
 class PackedMatrix;  // packed.h
+class RankGroup;     // rank_group.h
 
 // relu2 is relu squared; clip bounds to ±limit.
 enum class Activation : int { none, silu, gelu, gelu_tanh, swigluoai, relu, relu2, clip };
@@ -81,6 +82,42 @@ struct LinearArgs {
     const RowKinds* kinds = nullptr;  // null: all rows are multiplied alike
 };
 
+// out = the sum over all ranks' x · Wᵀ (+ bias) (+ residual): each has some of the inputs, cut into segments, and all
+// segments are added in their order, so that the bits are those of linear() in one process.
+struct SharedLinearArgs {
+    const PackedMatrix* matrix;  // [M, own inputs]; null where this rank has none
+    const float* x;              // [T, own inputs]
+    std::int64_t tokens;
+    RankGroup* group;
+    std::int64_t first, total;  // number of the first own segment, and how many all ranks have
+    std::int64_t width;         // M
+    const float* bias;          // [M] or null
+    const float* residual;      // [T, M], may be out itself; or null
+    float* out;
+    std::byte* scratch;  // linear_scratch() bytes
+    const RowKinds* kinds = nullptr;
+};
+
+// out[t] = all ranks' columns side by side
+struct GatherColumnsArgs {
+    const float* x;  // [T, own width]
+    std::int64_t tokens;
+    RankGroup* group;
+    const std::int64_t* widths;  // of every rank
+    float* out;                  // [T, their sum]
+};
+
+// embedding() of a table whose rows lie with several ranks: rows from `first` on are this one's.
+struct SharedEmbeddingArgs {
+    const PackedMatrix* table;  // [own rows, N]; null where this rank has none
+    const std::int64_t* token_ids;
+    std::int64_t tokens, width;
+    float scale;
+    std::int64_t first;
+    RankGroup* group;
+    float* out;  // [T, N]
+};
+
 // One MLP an expert; every token runs through its top_k.
 struct ExpertsArgs {
     const float* x;           // [T, N]
@@ -100,6 +137,10 @@ struct ExpertsArgs {
     const RowKinds* kinds = nullptr;
     std::span<const AdapterUse> gate_up_adapters = {}, down_adapters = {};  // of columns of 2 · I (or I), and of N
     TokenAdapters adapters = {};
+    // Where experts lie with several ranks: the group, and the number of this rank's first. Matrices, biases are of its
+    // own ones; `ids` and adapters of all. Every rank gets the sums of all, with the bits of one process.
+    RankGroup* group = nullptr;
+    std::int64_t first = 0;
 };
 
 struct RouteArgs {
@@ -476,6 +517,8 @@ struct AdapterArgs {
     PLAIN(delta_rule, DeltaRuleArgs)             \
     BOUND(gate_up, GateUpArgs)                   \
     BOUND(embedding, EmbeddingArgs)              \
+    BOUND(shared_embedding, SharedEmbeddingArgs) \
+    BOUND(gather_columns, GatherColumnsArgs)     \
     BOUND(weighted_sum, WeightedSumArgs)         \
     BOUND(position_scales, PositionScalesArgs)   \
     BOUND(take_rows, TakeRowsArgs)               \
@@ -485,6 +528,7 @@ struct AdapterArgs {
     BOUND(latent_write, LatentWriteArgs)         \
     BOUND(adapter, AdapterArgs)                  \
     OWN(linear, LinearArgs)                      \
+    OWN(shared_linear, SharedLinearArgs)         \
     OWN(head_linear, HeadLinearArgs)             \
     OWN(experts, ExpertsArgs)
 

@@ -49,7 +49,7 @@ Inputs prepare_inputs(InputForm form, const float* x, std::int64_t tokens, std::
 }
 
 void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t first_panel, int panels,
-              const Inputs& inputs, RowList rows, std::int64_t count, float* sums) {
+              const Inputs& inputs, RowList rows, std::int64_t count, SumsOut sums) {
     // What the missing panels of the last columns yield is not used.
     const std::byte* panel[4];
     const std::int64_t last = matrix.panels() - 1;
@@ -57,7 +57,7 @@ void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t firs
 #ifdef PENSTOCK_TILE_HEADER
     if (inputs.form == InputForm::tiles) return tile_products(matrix, panel, panels, inputs, rows, count, sums);
 #endif
-    std::memset(sums, 0, static_cast<std::size_t>(count * task_columns) * sizeof(float));
+    std::memset(sums.at, 0, static_cast<std::size_t>(count * task_columns) * sizeof(float));
     const int step = vec::tile_panels(1), computed = (panels + step - 1) / step * step;
 #ifdef PENSTOCK_BF16_DOTS
     if (inputs.form == InputForm::pairs) return pair_products(matrix, panel, computed, inputs, rows, count, sums);

@@ -26,7 +26,7 @@ Inputs prepare_inputs(InputForm form, const float* x, std::int64_t tokens, std::
 
 // sums[i][64] = inputs of row rows[i] (or first + i if rows is null) · panels first_panel … + panels - 1 of an expert
 void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t first_panel, int panels,
-              const Inputs& inputs, RowList rows, std::int64_t count, float* sums);
+              const Inputs& inputs, RowList rows, std::int64_t count, SumsOut sums);
 
 }  // namespace penstock::PENSTOCK_ISA
 
@@ -36,12 +36,12 @@ namespace penstock::PENSTOCK_BASE_ISA {
 Inputs quantise_inputs(const float* x, std::int64_t tokens, std::int64_t cols, const RowSet& set,
                        const std::int32_t* order, std::byte* scratch, Worker& worker);
 void code_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                   RowList rows, std::int64_t count, float* sums);
+                   RowList rows, std::int64_t count, SumsOut sums);
 // As code_products() for so few rows that weights need not be unpacked into memory; false where there are more.
 bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                     RowList rows, std::int64_t count, float* sums);
+                     RowList rows, std::int64_t count, SumsOut sums);
 void float_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                    RowList rows, std::int64_t count, float* sums);
+                    RowList rows, std::int64_t count, SumsOut sums);
 
 }  // namespace penstock::PENSTOCK_BASE_ISA
 
@@ -51,7 +51,7 @@ namespace penstock::PENSTOCK_ISA {
 bool takes_pairs(const PackedHeader& header);
 Inputs round_inputs(const float* x, std::int64_t tokens, std::int64_t cols, std::byte* scratch, Worker& worker);
 void pair_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                   RowList rows, std::int64_t count, float* sums);
+                   RowList rows, std::int64_t count, SumsOut sums);
 
 }  // namespace penstock::PENSTOCK_ISA
 
@@ -61,6 +61,6 @@ namespace penstock::PENSTOCK_ISA {
 Inputs tile_inputs(const float* x, std::int64_t tokens, std::int64_t cols, const RowSet& set, const std::int32_t* order,
                    std::byte* scratch, Worker& worker);
 void tile_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                   RowList rows, std::int64_t count, float* sums);
+                   RowList rows, std::int64_t count, SumsOut sums);
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -58,7 +58,7 @@ MultiplyTile choose(const PackedHeader& header) {
 }  // namespace
 
 void code_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                   RowList rows, std::int64_t count, float* sums) {
+                   RowList rows, std::int64_t count, SumsOut sums) {
     const PackedHeader& header = matrix.header();
     if (stream_products(matrix, panel, panels, inputs, rows, count, sums)) return;
     auto& tile = *reinterpret_cast<CodeTile*>(thread_memory(3, sizeof(CodeTile)));

@@ -29,7 +29,7 @@ void unpack_floats(const PackedHeader& header, const std::byte* panel, std::int6
 // Few rows times four panels, weights straight from memory: the same sums in the same order as through a tile.
 template <PackedKind kind, int R>
 void multiply_stream(const PackedHeader& header, const std::byte* const* panel, const float* const* row,
-                     const InputRange& range, float* sums) {
+                     const InputRange& range, bool adds, float* sums) {
     constexpr std::int64_t ahead = 2048 / value_bytes<kind>;  // inputs
     const FloatPanel from[all_panels] = {
         {header, panel[0]}, {header, panel[1]}, {header, panel[2]}, {header, panel[3]}};
@@ -61,27 +61,28 @@ void multiply_stream(const PackedHeader& header, const std::byte* const* panel, 
 #pragma GCC unroll 4
         for (int p = 0; p < all_panels; ++p) {
             float* const to = sums + r * group_columns + 16 * p;
-            vec::store(to, range.first ? vec::load16(to) + acc[r][p] : acc[r][p]);
+            vec::store(to, adds ? vec::load16(to) + acc[r][p] : acc[r][p]);
         }
 }
 
 template <PackedKind kind>
 void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                   RowList rows, std::int64_t count, float* sums) {
+                   RowList rows, std::int64_t count, SumsOut sums) {
     const PackedHeader& header = matrix.header();
+    SegmentSums into(matrix, count, sums);
     if (count <= vec::stream_rows) {
         with_rows(static_cast<int>(count), [&](auto fixed) {
             constexpr int R = decltype(fixed)::value;
             const float* row[R];
             for (int r = 0; r < R; ++r) row[r] = opaque(inputs.floats + rows[r] * inputs.cols);
             if constexpr (R <= vec::stream_rows)
-                for (int s = 0; s < matrix.segments(); ++s)
-                    multiply_stream<kind, R>(header, panel, row, matrix.segment(s), sums);
+                for (; !into.done(); into.advance())
+                    multiply_stream<kind, R>(header, panel, row, into.range(), into.adds(),
+                                             into.adds() ? sums.at : into.to());
         });
         return;
     }
     auto& tile = *reinterpret_cast<FloatTile*>(thread_memory(3, sizeof(FloatTile)));
-    SegmentSums into(matrix, count, sums);
     for (std::int64_t first = 0, inner = 0; first < inputs.cols; first += inner) {
         const InputRange range = into.range();
         inner = std::min<std::int64_t>(64, range.end - first);
@@ -104,7 +105,7 @@ using Kind = std::integral_constant<PackedKind, kind>;
 }  // namespace
 
 void float_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                    RowList rows, std::int64_t count, float* sums) {
+                    RowList rows, std::int64_t count, SumsOut sums) {
     const auto multiply = [&](auto kind) {
         multiply_kind<decltype(kind)::value>(matrix, panel, panels, inputs, rows, count, sums);
     };

@@ -78,7 +78,7 @@ void multiply_tile(const PairTile& tile, std::int64_t pairs, const std::uint16_t
 // Few rows, weights straight from memory: the same sums in the same order as through a tile.
 template <PackedKind kind, int R, bool scaled>
 void stream(const PackedHeader& header, const FloatPanel* from, const std::uint16_t* const* rows,
-            const InputRange& range, float* sums) {
+            const InputRange& range, bool adds, float* sums) {
     constexpr std::int64_t ahead = 2048 / value_bytes<kind>;  // inputs
     const auto run = [&](std::int64_t first, std::int64_t end, std::int64_t scale) {
         vec::F32x16 acc[R][all_panels];
@@ -102,7 +102,7 @@ void stream(const PackedHeader& header, const FloatPanel* from, const std::uint1
                 if constexpr (scaled)
                     end_sum<scaled>(acc[r][p], from[p], scale, to);
                 else
-                    vec::store(to, first ? vec::load16(to) + acc[r][p] : acc[r][p]);
+                    vec::store(to, adds ? vec::load16(to) + acc[r][p] : acc[r][p]);
             }
     };
     if constexpr (scaled)
@@ -113,7 +113,7 @@ void stream(const PackedHeader& header, const FloatPanel* from, const std::uint1
 
 template <PackedKind kind, bool scaled>
 void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                   RowList rows, std::int64_t count, float* sums) {
+                   RowList rows, std::int64_t count, SumsOut sums) {
     const PackedHeader& header = matrix.header();
     SegmentSums into(matrix, count, sums);
     const FloatPanel from[all_panels] = {
@@ -124,7 +124,8 @@ void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, in
             const std::uint16_t* row[R];
             for (int r = 0; r < R; ++r) row[r] = opaque(inputs.pairs + rows[r] * inputs.cols);
             for (; !into.done(); scaled ? into.next() : into.advance())
-                stream<kind, R, scaled>(header, from, row, into.range(), scaled ? into.to() : sums);
+                stream<kind, R, scaled>(header, from, row, into.range(), into.adds(),
+                                        !scaled && into.adds() ? sums.at : into.to());
         });
         return;
     }
@@ -175,7 +176,7 @@ Inputs round_inputs(const float* x, std::int64_t tokens, std::int64_t cols, std:
 }
 
 void pair_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                   RowList rows, std::int64_t count, float* sums) {
+                   RowList rows, std::int64_t count, SumsOut sums) {
     const PackedHeader& header = matrix.header();
     const bool scaled = header.scale != ScaleKind::none;
     switch (header.kind) {

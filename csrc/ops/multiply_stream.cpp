@@ -8,7 +8,7 @@
 
 namespace penstock::PENSTOCK_ISA {
 bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                     RowList rows, std::int64_t count, float* sums) {
+                     RowList rows, std::int64_t count, SumsOut sums) {
     const PackedHeader& header = matrix.header();
     if (count > vec::streamed_rows(greatest_code(header))) return false;
     // A few rows at a time, which find the codes in the nearest cache.
@@ -33,7 +33,7 @@ bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, 
     };
     for (int p = 0; p < panels; ++p) {
         int segment = 0;
-        float* const own = sums + 16 * p;
+        float* const own = sums.at + 16 * p;
         for (std::int64_t s = 0; s < spans; ++s) {
             const SpanPlace place = matrix.place(s);
             const SpanLayout& layout = place.layout;
@@ -59,9 +59,9 @@ bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, 
                 shape.units = SpanUnits(range, s, place.units).count;
                 const std::int64_t begin = s * span_inputs + shape.first * unit_inputs;
                 const bool ends = range.end <= begin + shape.units * unit_inputs;
-                float* const to = segment ? part : own;
-                stream(0, codes,
-                       {range.first < begin ? to : nullptr, ends ? own : to, ends && segment ? own : nullptr});
+                float* const to = sums.apart ? own + segment * count * group_columns : segment ? part : own;
+                const bool adds = ends && segment && !sums.apart;
+                stream(0, codes, {range.first < begin ? to : nullptr, adds ? own : to, adds ? own : nullptr});
                 codes += unit_bytes * shape.units;
                 segment += ends;
             }

@@ -149,7 +149,7 @@ Inputs tile_inputs(const float* x, std::int64_t tokens, std::int64_t cols, const
 }
 
 void tile_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
-                   RowList rows, std::int64_t count, float* sums) {
+                   RowList rows, std::int64_t count, SumsOut sums) {
     if (rows.rows && neighbours(rows.rows, count)) rows = {nullptr, rows[0]};
     const Blocks blocks(count);
     Space& space = take_space(blocks.rows(), rows.rows != nullptr);
@@ -174,7 +174,8 @@ void tile_products(const PackedMatrix& matrix, const std::byte* const* panel, in
             }
             first += each;
             if (range.end > s * span_inputs + first * unit_inputs) continue;
-            leave_segment(space.sums, count, panels, segment == 0, sums);
+            leave_segment(space.sums, count, panels, segment == 0 || sums.apart,
+                          sums.at + (sums.apart ? segment * count * task_columns : 0));
             ++segment;
         }
     }

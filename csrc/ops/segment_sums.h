@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/multiply.h"
 #include "ops/tiles.h"
 #include "packing/packed.h"
 #include "program/team.h"
@@ -12,12 +13,12 @@
 
 namespace penstock::PENSTOCK_ISA {
 
-// Of `count` rows of 64 columns; `sums` are zeros.
+// Of `count` rows of 64 columns; `sums` are zeros, of the first segment if they stay apart.
 class SegmentSums {
 public:
-    SegmentSums(const PackedMatrix& matrix, std::int64_t count, float* sums)
-        : matrix_(matrix), floats_(count * 64), sums_(sums), to_(sums) {
-        if (matrix.segments() > 1)
+    SegmentSums(const PackedMatrix& matrix, std::int64_t count, SumsOut sums)
+        : matrix_(matrix), floats_(count * 64), apart_(sums.apart), sums_(sums.at), to_(sums.at) {
+        if (matrix.segments() > 1 && !apart_)
             part_ = reinterpret_cast<float*>(thread_memory(4, static_cast<std::size_t>(floats_) * sizeof(float)));
     }
 
@@ -27,27 +28,31 @@ public:
 
     // Where to sum the part of the segment at hand that is not its first (`goes_on`), or that is its last (`ends`).
     SumPlace place(bool goes_on, bool ends) const {
+        if (apart_) return {goes_on ? to_ : nullptr, to_, nullptr};
         return {goes_on ? to_ : nullptr, ends ? sums_ : to_, ends && index_ ? sums_ : nullptr};
     }
+    // Whether what the segment at hand gives is added to what lies there.
+    bool adds() const { return index_ > 0 && !apart_; }
     // The segment at hand is complete and added to those before it.
     void advance() {
         ++index_;
-        to_ = part_;
+        to_ = apart_ ? to_ + floats_ : part_;
     }
 
     // The segment at hand is complete.
     void next() {
-        if (to_ == part_)
+        if (adds())
             for (std::int64_t i = 0; i < floats_; i += 16)
                 vec::store(sums_ + i, vec::load16(sums_ + i) + vec::load16(part_ + i));
-        if (++index_ == matrix_.segments()) return;
-        to_ = part_;
-        std::memset(part_, 0, static_cast<std::size_t>(floats_) * sizeof(float));
+        advance();
+        if (done()) return;
+        std::memset(to_, 0, static_cast<std::size_t>(floats_) * sizeof(float));
     }
 
 private:
     const PackedMatrix& matrix_;
     const std::int64_t floats_;
+    const bool apart_;
     float* const sums_;
     float *to_, *part_ = nullptr;
     int index_ = 0;

@@ -8,12 +8,13 @@
 
 #include "ops/attention_plan.h"
 #include "program/huge_memory.h"
+#include "program/rank_group.h"
 
 namespace penstock {
 namespace {
 
 constexpr std::int64_t alignment = 64;
-constexpr std::int64_t max_ops = 2048;  // each shares its work at most eight times; a team counts 16,384 of them
+constexpr std::int64_t max_ops = 2048;
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
@@ -70,6 +71,15 @@ void Program::add(Op op) {
     ops_.push_back(std::move(op));
 }
 
+void Program::join(RankGroup& group) {
+    if (group.rank() < 0) throw std::invalid_argument("who only watches a group of ranks cannot compute with it.");
+    if (std::ranges::find(groups_, &group) == groups_.end()) groups_.push_back(&group);
+}
+
+bool Program::stopped() const {
+    return std::ranges::any_of(groups_, [](const RankGroup* group) { return group->stopped(); });
+}
+
 int Program::add_plan() {
     plans_.push_back(std::make_shared<AttentionPlan>());
     return static_cast<int>(plans_.size()) - 1;
@@ -117,13 +127,28 @@ void Program::place_activations() {
 }
 
 void Program::run(const StepInputs& step) {
+    if (groups_.empty()) return run_all(step);
+    try {
+        for (const RankGroup* group : groups_) group->check();
+        run_all(step);
+    } catch (...) {  // the others would wait for what this rank does not come to
+        for (RankGroup* group : groups_) group->stop();
+        throw;
+    }
+    for (const RankGroup* group : groups_) group->check();
+}
+
+void Program::run_all(const StepInputs& step) {
     if (!finished_) throw std::logic_error("the program is not finished.");
     check(step.tokens, max_tokens_, "tokens");
     check(step.logit_rows, max_logit_rows_, "logit rows");
     const Frame frame(*this, step);
     if (!seconds_.empty()) return run_measured(frame);
     run_team([&](Worker& worker) {
-        for (const Op& op : ops_) op.run(frame, worker);
+        for (const Op& op : ops_) {
+            if (stopped()) return;
+            op.run(frame, worker);
+        }
     });
 }
 
@@ -140,6 +165,7 @@ void Program::run_measured(const Frame& frame) {
         double* const waits = member < members && !ops_.empty() ? waited[member].data() : nullptr;
         if (waits && member) waits[0] += since(begun);  // until this one had come
         for (std::size_t i = 0; i < ops_.size(); ++i) {
+            if (stopped()) return;
             const Clock::time_point start = Clock::now();
             worker.count_waits(waits ? waits + i : nullptr);
             ops_[i].run(frame, worker);

@@ -71,12 +71,15 @@ public:
     // Keeps a value's place in the arena after the op that reads it last, so that it can be read after a run.
     void keep(Value value);
     void add(Op op);
+    // Its ops exchange with the other ranks of this group, which outlives the program.
+    void join(RankGroup& group);
     // Owned by the program; made anew by its op in each run.
     int add_plan();
 
     // Gives every activation its place. Nothing can be added afterwards.
     void finish(std::int64_t max_tokens, std::int64_t max_logit_rows);
-    // Throws std::invalid_argument where the step is larger than finish() was told.
+    // Throws std::invalid_argument where the step is larger than finish() was told, and std::runtime_error where a
+    // group it has joined was stopped, which a run that throws does itself.
     void run(const StepInputs& step);
 
     // From now on every run adds to seconds(), as the caller's thread sees it, and to waited().
@@ -105,12 +108,15 @@ private:
     };
 
     void place_activations();
+    void run_all(const StepInputs& step);
     void run_measured(const Frame& frame);
+    bool stopped() const;
 
     std::vector<Slot> slots_;
     std::vector<Op> ops_;
     std::vector<double> seconds_, waited_;
     std::vector<std::shared_ptr<AttentionPlan>> plans_;
+    std::vector<RankGroup*> groups_;
     std::shared_ptr<std::byte> arena_;
     std::byte* scratch_ = nullptr;
     std::int64_t arena_bytes_ = 0, max_tokens_ = 0, max_logit_rows_ = 0;

@@ -21,7 +21,6 @@
 namespace penstock {
 namespace {
 
-constexpr std::int64_t max_phases = 1 << 14;
 constexpr int spins_before_yield = 2000;  // about 50 microseconds of waiting for another member
 constexpr int spins_before_sleep = 3000;  // a helper looks that often for work before it sleeps
 
@@ -51,7 +50,7 @@ public:
         helping.store(open, std::memory_order_release);  // publishes job and members
         round.fetch_add(1, std::memory_order_release);
         round.notify_all();
-        Worker self(phases.get(), max_phases, 0, members);
+        Worker self(&phases, 0, members);
         std::exception_ptr failure;
         try {
             body(self);
@@ -62,10 +61,7 @@ public:
         helping.fetch_sub(open, std::memory_order_acq_rel);
         for (int spins = 0; helping.load(std::memory_order_acquire) != 0; ++spins)
             spins < spins_before_yield ? relax() : std::this_thread::yield();
-        for (std::int64_t i = 0; i < self.phases_used(); ++i) {
-            for (std::atomic<std::int64_t>& next : phases[i].next) next.store(0, std::memory_order_relaxed);
-            phases[i].done.store(0, std::memory_order_relaxed);
-        }
+        phases.reset(self.phases_used());
         if (failure) std::rethrow_exception(failure);
     }
 
@@ -85,7 +81,7 @@ private:
             if (state < open) continue;  // too late for this job
             if (index < members) {
                 working = true;
-                Worker self(phases.get(), max_phases, index, members);
+                Worker self(&phases, index, members);
                 (*job)(self);
             }
             helping.fetch_sub(1, std::memory_order_acq_rel);
@@ -94,7 +90,7 @@ private:
 
     const pid_t process = getpid();
     std::vector<std::thread> threads;
-    const std::unique_ptr<Phase[]> phases{new Phase[max_phases]};
+    Phases phases;
     const std::function<void(Worker&)>* job = nullptr;
     int members = 1;
     std::atomic<int> round{0};    // grows with every job
@@ -122,15 +118,29 @@ std::atomic<int>& thread_count() {
 
 // For a caller who works alone: share() needs no counters then.
 void run_alone(const std::function<void(Worker&)>& body) {
-    Worker self(nullptr, 0, 0, 1);
+    Worker self(nullptr, 0, 1);
     body(self);
 }
 
 }  // namespace
 
-Phase& Worker::take_phase() {
-    if (used_ == room_) throw std::length_error("a native program has too many steps for one run.");
-    return phases_[used_++];
+Phase& Phases::at(std::int64_t index) {
+    if (index >= block * most) throw std::length_error("a native program has too many steps for one run.");
+    std::atomic<Phase*>& place = blocks_[index / block];
+    Phase* found = place.load(std::memory_order_acquire);
+    if (!found) {
+        auto made = std::make_unique<Phase[]>(block);
+        if (place.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) found = made.release();
+    }
+    return found[index % block];
+}
+
+void Phases::reset(std::int64_t used) {
+    for (std::int64_t i = 0; i < used; ++i) {
+        Phase& phase = at(i);
+        for (std::atomic<std::int64_t>& next : phase.next) next.store(0, std::memory_order_relaxed);
+        phase.done.store(0, std::memory_order_relaxed);
+    }
 }
 
 void Worker::wait(const Phase& phase, std::int64_t count) const {

@@ -16,12 +16,23 @@ struct alignas(64) Phase {
     std::atomic<std::int64_t> next[ranges]{}, done{0};
 };
 
+// The loops of one run, made as they are needed and kept for the next.
+class Phases {
+public:
+    // Throws std::length_error where there are too many, std::bad_alloc.
+    Phase& at(std::int64_t index);
+    void reset(std::int64_t used);
+
+private:
+    static constexpr std::int64_t block = 4096, most = 256;
+    std::atomic<Phase*> blocks_[most]{};
+};
+
 // A member of a team that runs one function together. Every member calls share() with the same arguments in the same
 // order; a member that comes late finds the earlier loops finished and skips them.
 class Worker {
 public:
-    Worker(Phase* phases, std::int64_t room, int index, int count)
-        : phases_(phases), room_(room), index_(index), count_(count) {}
+    Worker(Phases* phases, int index, int count) : phases_(phases), index_(index), count_(count) {}
 
     int index() const { return index_; }  // below count(); 0 is the caller
     int count() const { return count_; }  // most members the team may have
@@ -51,7 +62,7 @@ private:
             for (std::int64_t at = 0; at < count; at += chunk) work(at, at + chunk < count ? at + chunk : count);
             return;
         }
-        Phase& phase = take_phase();
+        Phase& phase = phases_->at(used_++);
         for (int i = 0; i < ranges; ++i) {
             const int range = (index_ + i) % ranges;
             const std::int64_t first = count * range / ranges, last = count * (range + 1) / ranges;
@@ -72,11 +83,9 @@ private:
         if (phase.done.load(std::memory_order_acquire) < count) wait(phase, count);
     }
 
-    Phase& take_phase();
     void wait(const Phase& phase, std::int64_t count) const;
 
-    Phase* phases_;
-    std::int64_t room_;
+    Phases* phases_;
     std::int64_t used_ = 0;
     int index_, count_;
     double* waited_ = nullptr;

@@ -119,6 +119,8 @@ MODEL_FLAGS = (
          "How many of these processes, the last ones, join from other machines (penstock worker)."),
     flag("workers_address", str | None, None, _COMPUTE,
          "Where those join, with the token in PENSTOCK_WORKER_TOKEN.", metavar="HOST:PORT"),
+    flag("pipeline_layer_split", str | None, None, _COMPUTE,
+         "Layers of each of them, as in 10,12. Default: dealt so that all take about as long."),
     flag("max_model_len", int | None, None, _MEMORY, "Longest prompt plus output, tokens. Default: the model's own."),
     flag("goal", str, "balanced", _SCHEDULING,
          "What counts: latency, answers that begin soon and flow evenly; throughput, many tokens in all.",

@@ -24,6 +24,7 @@ class EngineKeywords(TypedDict, total=False):
     pipeline_parallel_size: int
     remote_workers: int
     workers_address: str | None
+    pipeline_layer_split: str | None
     max_model_len: int | None
     goal: str
     max_users: int | None

@@ -41,6 +41,7 @@ class EngineOptions:
         pipeline_parallel_size: processes that layers are dealt to.
         remote_workers: how many of these processes, the last ones, are those of other machines.
         workers_address: HOST:PORT where those join, with the token in PENSTOCK_WORKER_TOKEN; None without any.
+        pipeline_layer_split: layers of each of those, as in "10,12"; None deals them by what a step reads of each.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
         goal: what options are derived for: "balanced", "latency" or "throughput".
         max_users: how many ask at the same time, for whom sequences in a step and KV cache are derived; or None.
@@ -107,6 +108,7 @@ class EngineOptions:
     pipeline_parallel_size: int = 1
     remote_workers: int = 0
     workers_address: str | None = None
+    pipeline_layer_split: str | None = None
     max_model_len: int | None = None
     goal: str = "balanced"
     max_users: int | None = None
@@ -188,6 +190,7 @@ class SchedulerOptions:
         recurrent: whether layers keep states, so that a sequence can go on from another's blocks only at a checkpoint.
         checkpoints: slots for copies of states, behind those of the rows.
         whole_prompts: a prompt is computed in one step: its tokens see those after them.
+        stages: that a step passes through; above 1 plans in flight have no sequence in common whose token is not known.
     """
 
     max_num_seqs: int
@@ -203,6 +206,7 @@ class SchedulerOptions:
     checkpoints: int = 0
     whole_prompts: bool = False
     share_prefix_cache: bool = False
+    stages: int = 1
 
     @property
     def most_chunk(self) -> int:

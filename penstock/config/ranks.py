@@ -6,7 +6,7 @@ from typing import Final
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
-from penstock.config.speculation import speculation
+from penstock.config.speculation import HEADS, speculation
 
 MOST_RANKS: Final = 8  # processes of one model, which is how many segments sums are cut into
 
@@ -60,21 +60,20 @@ def _refusal(options: EngineOptions) -> str:
     if options.remote_workers and options.tensor_parallel_size > 1:
         return (
             "processes that share every layer exchange sums through the memory of one machine. Deal layers to those of "
-            "other machines: --pipeline-parallel-size."
+            "other machines, with --pipeline-parallel-size alone."
         )
-    if options.enable_lora:
-        return "adapters change weights, of which each process has its own part. Leave --enable-lora out."
+    if options.enable_lora and options.pipeline_parallel_size > 1:
+        return "adapters are brought to processes that share every layer alone. Take --tensor-parallel-size."
     if options.kv_ram or options.kv_disk or options.kv_store:
         return (
             "copies of blocks would need what all processes keep of a token, and nothing gathers that. Leave "
             "--kv-ram, --kv-disk and --kv-store out."
         )
     drafts = speculation(options.speculative_config)
-    if drafts is not None and drafts.loads:
-        return (
-            f"drafts of {drafts.method} are computed with weights, which are dealt to no processes. Take ngram, suffix "
-            "or lookahead, which need none."
-        )
+    if drafts is not None and drafts.method == "self":
+        return "the target's first layers cannot draft alone where several processes share them. Take a draft model."
+    if drafts is not None and drafts.method in HEADS and options.pipeline_parallel_size > 1:
+        return f"a head ({drafts.method}) reads tables that lie with the last stage. Take a draft model."
     return ""
 
 

@@ -24,6 +24,7 @@ from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight, PlanBuilder
 from penstock.core.policies.acceptance import Acceptance
 from penstock.core.policies.checkpoints import Checkpoints
+from penstock.core.policies.dealing import Dealing, dealing_for
 from penstock.core.policies.naming import namespace_of
 from penstock.core.policies.order import Gate, Policy, default_gates, policy_named
 from penstock.core.policies.pause import PauseGate
@@ -32,8 +33,6 @@ from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.request_queues import RequestQueues
 from penstock.core.sequence import Sequence, SequenceState
 from penstock.core.settlement import Settlement
-
-_MOST_HELD_SHARE = 1 / 4  # of the batch: where more wait for their tokens, a step without them gains less than it costs
 
 
 class Scheduler:
@@ -46,8 +45,10 @@ class Scheduler:
         *,
         policy: Policy | None = None,
         gates: abc.Sequence[Gate] | None = None,
+        dealing: Dealing | None = None,
     ) -> None:
         self.options = options
+        self._dealing = dealing or dealing_for(options)
         checkpoints = Checkpoints(options.max_num_seqs, options.checkpoints) if options.recurrent else None
         self.cache = KVCache(groups, options.num_blocks, options.block_size, checkpoints)
         self._chunk = options.most_chunk
@@ -218,13 +219,11 @@ class Scheduler:
         self.cache.pins.expire(monotonic())
         for late in self.cache.transfers.overdue():
             self.ledger.load_failed(late, late=True)
-        builder = PlanBuilder(self._next_step, self.options.max_num_batched_tokens)
-        remaining = [(sequence, sequence.remaining) for sequence in self.running]
-        waiting = [sequence for sequence, length in remaining if not length]
-        builder.spare = (builder.budget - len(remaining)) // 2
-        held = sum(s.in_flight > 0 and s.request.waits_for_tokens for s in waiting) if waiting else 0
-        if held > _MOST_HELD_SHARE * len(remaining):
+        remaining = self._dealing.deal(self.running)
+        if remaining is None:
             return None
+        builder = PlanBuilder(self._next_step, self._dealing.budget(remaining, self.waiting))
+        builder.spare = (builder.budget - len(remaining)) // 2
         for sequence, length in remaining:
             if length == 1:  # these are never starved by prompts
                 self._continue(sequence, length, builder)

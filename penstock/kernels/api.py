@@ -19,6 +19,7 @@ from penstock.kernels.canonical import Canonical
 from penstock.kernels.cpu.implementations import implementations as native_implementations
 from penstock.kernels.registry import Choice, KernelContext, choose
 from penstock.kernels.sampling import SamplingKernel
+from penstock.kernels.shared_ops import GatherColumns, SharedEmbedding, SharedExperts, SharedLinear
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai", "relu", "relu2", "clip"]
 HeadNorm = Literal["each", "all", "layer", "rotated"]
@@ -177,11 +178,12 @@ class PackTable(Protocol):
 class PackLinear(Protocol):
     """Brings a weight into the layout `linear` reads; done once, when the weight is loaded."""
 
-    def __call__(self, parts: Sequence[Matrix], segment: int = 0) -> Any:
+    def __call__(self, parts: Sequence[Matrix], segment: int = 0, ends: Sequence[int] = ()) -> Any:
         """Matrices of equally many inputs, one below the other → the same values for `linear` and `gated_linear`.
 
         If `segment` is not 0, implementations whose sums have one order (the native one) sum the inputs in
         `segments.segment_ends`, of multiples of it and of what the format keeps together, and add the sums in order.
+        A rank that has some of the inputs gives the `ends` of its segments instead.
         """
 
 
@@ -672,6 +674,9 @@ class KernelSet:
     pack_table: PackTable
     pack_linear: PackLinear
     linear: LinearOp
+    shared_linear: SharedLinear
+    gather_columns: GatherColumns
+    shared_embedding: SharedEmbedding
     gated_linear: GatedLinear
     activate: Activate
     add: Add
@@ -688,6 +693,7 @@ class KernelSet:
     pack_experts: PackExperts
     pack_heads: PackHeads
     grouped_experts: GroupedExperts
+    shared_experts: SharedExperts
     make_cache: MakeCache
     cache_block_bytes: CacheBlockBytes
     plan_attention: PlanAttention

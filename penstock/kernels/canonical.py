@@ -6,6 +6,7 @@ C-contiguous numpy. A group is `group` consecutive inputs of one row; K is a mul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -130,6 +131,51 @@ def take_rows(matrix: Canonical, rows: npt.NDArray[np.int64]) -> Canonical:
     scales = None if matrix.scales is None else matrix.scales[rows]
     data = _pick(matrix.data, matrix.shape[0], rows)
     return replace(matrix, shape=(len(rows), matrix.shape[1]), data=data, scales=scales)
+
+
+def take_columns(matrix: Canonical, first: int, end: int) -> Canonical:
+    """The matrix of inputs [first, end), of whole blocks, groups or tiles; only their bytes are read.
+
+    Raises:
+        ValueError: it cannot be cut there.
+    """
+    rows, inputs = matrix.shape
+    if isinstance(matrix, Blocks):
+        per_row = matrix.data.size // rows
+        block = math.gcd(first, end, inputs)
+        if per_row * block % inputs:
+            raise ValueError(f"a matrix in {matrix.format} cannot be cut at {first} and {end} of {inputs} inputs")
+        part = matrix.data.reshape(rows, per_row)[:, first * per_row // inputs : end * per_row // inputs]
+        return replace(matrix, shape=(rows, end - first), data=np.ascontiguousarray(part).reshape(-1))
+    if isinstance(matrix, Plain):
+        data = matrix.data.reshape(rows, inputs, -1)[:, first:end]
+        high, wide = matrix.tile
+        scales = matrix.scales
+        if scales is not None and wide < inputs:
+            _check_cut(first, end, inputs, wide)
+            scales = np.ascontiguousarray(scales[:, first // wide : -(-end // wide)])
+        return replace(
+            matrix,
+            shape=(rows, end - first),
+            data=np.ascontiguousarray(data).reshape(-1),
+            scales=scales,
+            tile=(high, min(wide, end - first)),
+        )
+    _check_cut(first, end, inputs, matrix.group)
+    group = slice(first // matrix.group, end // matrix.group)
+    codes, scales = np.ascontiguousarray(matrix.codes[:, first:end]), np.ascontiguousarray(matrix.scales[:, group])
+    if isinstance(matrix, Codebook):
+        return replace(matrix, codes=codes, scales=scales)
+    if matrix.order is not None:
+        raise ValueError("a matrix whose inputs are stored in another order cannot be cut")
+    zeros: Any = None if matrix.zeros is None else np.ascontiguousarray(matrix.zeros[:, group])
+    minimums = None if matrix.minimums is None else np.ascontiguousarray(matrix.minimums[:, group])
+    return replace(matrix, codes=codes, scales=scales, zeros=zeros, minimums=minimums)
+
+
+def _check_cut(first: int, end: int, inputs: int, size: int) -> None:
+    if first % size or (end % size and end != inputs):
+        raise ValueError(f"inputs {first} to {end} are no whole groups of {size}")
 
 
 def concatenate(parts: Sequence[Canonical]) -> Canonical:

@@ -17,7 +17,7 @@ from penstock.kernels.reference import dense, experts, low_rank
 from penstock.kernels.registry import Implementation, KernelContext
 
 
-def pack_linear(parts: Sequence[Tensor], segment: int = 0) -> Tensor:
+def pack_linear(parts: Sequence[Tensor], segment: int = 0, ends: Sequence[int] = ()) -> Tensor:
     """Matrices [M, N] → an opaque tensor of all their values in blocks, which only `linear` here understands."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense.pack_linear(parts).contiguous())
     return packed

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from penstock.config.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
+from penstock.kernels.segments import MAX_SEGMENTS
 from penstock.layers.attention_options import AttentionOptions
 from penstock.layers.batch import LayerCache
 from penstock.layers.linear import Linear, StoredRows
 from penstock.layers.norm import scale_weight
+from penstock.layers.sharding import Shards, rows_of
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -43,16 +45,18 @@ class Attention(Layer):
         kind = CacheKind.FULL if options.sees.window is None else CacheKind.SLIDING
         self.spec = None if options.projections.shared else CacheSpec(kind, kv_heads, dim, dim, options.sees.window)
         self.window = options.sees.window
-        self.heads = heads
+        self.heads, self.kv_heads = heads, kv_heads
         self.dim = dim
+        self._kept_whole = _kept_whole(options)
         self._norm, self._rotate = kernels.gated_rms_norm, kernels.rotate_heads
         self._normed_first = options.projections.shared or options.norms.value_norm
         self.qkv = _projection(kernels, prefix, options)
         self.gate = _gate(kernels, prefix, options) if options.projections.output_gate else None
         self._weigh = kernels.sigmoid_gate
         rows = StoredRows(f"{prefix}.o_proj", options.hidden_size, factor=options.projections.output_factor)
-        group = heads // kv_heads * dim if heads % kv_heads == 0 else dim
-        self.output = Linear(kernels, (rows,), heads * dim, bias=options.projections.output_bias, segment=group)
+        self._together = _heads_together(heads, kv_heads)
+        segment = self._together * dim
+        self.output = Linear(kernels, (rows,), heads * dim, bias=options.projections.output_bias, segment=segment)
         self.qk_norm = _head_norms(prefix, options) if options.norms.qk_norm else None
         self._unit = torch.ones(heads + kv_heads, dim) if options.norms.unit_norm else None
         self._scale_rows = kernels.scale_rows
@@ -64,6 +68,39 @@ class Attention(Layer):
             if options.scores.sinks
             else None
         )
+
+    def shard(self, shards: Shards) -> None:
+        """Each rank has some of the KV heads, with the query heads that read them; several may have one."""
+        why = self._kept_whole if shards.heads else "a layer reads another's keys and values"
+        if why is not None:
+            shards.keep_whole(self, why)
+            return
+        columns = shards.columns(self.output.weight)
+        if columns is None:
+            shards.keep_whole(self, "its heads are fewer segments than ranks")
+            return
+        kv_heads, group = self.kv_heads, self.heads // self.kv_heads
+        heads = range(columns.first // self.dim, columns.end // self.dim)
+        whole = heads.start % group == heads.stop % group == 0
+        keys = [head // group for head in heads[:: group if whole else self._together]]  # perhaps one several times
+        places = [*heads, *(self.heads + key for key in keys)]
+        values = [self.heads + kv_heads + key for key in keys]
+        self.qkv.take_rows(rows_of((*places, *values), self.dim))
+        if self.gate is not None:
+            self.gate.take_rows(rows_of(heads, self.dim))
+        if self.qk_norm is not None:
+            normed = len(places) + len(values) if self.qk_norm.shape[0] > self.heads + kv_heads else len(places)
+            self.qk_norm.own = np.array([*places, *values][:normed], np.int64)
+        if self._unit is not None:
+            self._unit = self._unit[: len(places)]
+        if self._slopes is not None:
+            self._slopes = self._slopes[heads.start : heads.stop]
+        if self.sinks is not None:
+            self.sinks.own = np.array(heads, np.int64)
+        self.output.take_columns(columns, shards.group)
+        self.heads, self.kv_heads = len(heads), len(keys)
+        assert self.spec is not None
+        self.spec = replace(self.spec, num_kv_heads=len(keys))
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
@@ -106,6 +143,24 @@ class Attention(Layer):
         if self.gate is not None:
             attended = self._weigh(attended, self.gate(step.wanted(hidden), step))
         return self.output(attended, step, None if residual is None else step.wanted(residual))
+
+
+def _heads_together(heads: int, kv_heads: int) -> int:
+    """Query heads whose outputs one rank has: those of a KV head, or an even part of them where KV heads are few."""
+    if heads % kv_heads:
+        return 1
+    group = heads // kv_heads
+    parts = max(count for count in range(1, max(1, MAX_SEGMENTS // kv_heads) + 1) if group % count == 0)
+    return group // parts
+
+
+def _kept_whole(options: AttentionOptions) -> str | None:
+    """Why ranks cannot share the heads, or None."""
+    if options.num_heads % options.num_kv_heads:
+        return "its query heads are no multiple of its KV heads"
+    if options.norms.qk_norm and options.norms.head_norm == "all":
+        return "its norms are over all heads"
+    return None
 
 
 def _gate(kernels: KernelSet, prefix: str, options: AttentionOptions) -> Linear:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ from penstock.layers.embedding import Embedding, Head
 from penstock.layers.norm import Norm
 from penstock.layers.part import FINAL, WHOLE, LayerStates, ModelPart, PartOutput, layer_input, layer_output
 from penstock.layers.step import ForwardStep
-from penstock.layers.weight import Layer
+from penstock.layers.weight import Layer, Weight
 
 
 class FeedForward(Protocol):
@@ -249,13 +249,16 @@ class DecoderModel(Layer):
         opening, closing: as in DecoderHooks.
         directions: what is added to the hidden states behind blocks, [hidden_size] float32 by number; none unless
             control vectors are asked for.
+        kept_whole: kinds of layers that every rank computes, of those that compute the model, and why.
         vocab_size: rows of the embedding, and of the logits.
+        part: what of it is loaded, where the rest is computed elsewhere.
         runs: what computes it, for people, where layers of this package do not.
         takes: elements of the hidden states that it is given with each token, of heads that draft; else 0.
     """
 
     runs: str = ""
     takes: int = 0
+    part: ModelPart = WHOLE
 
     def __init__(
         self,
@@ -272,9 +275,10 @@ class DecoderModel(Layer):
         self.opening, self.closing = hooks.opening, hooks.closing
         self.blocks = tuple(blocks)
         self.directions: dict[int, Tensor] = {}
+        self.kept_whole: dict[str, str] = {}
         self.norm = norm
         self.head = heads.logits
-        self.cache_specs: tuple[CacheSpec, ...] = tuple(spec for block in blocks for spec in _specs(block.attention))
+        self.declare_caches()
         self.classifier = heads.classifier
         self.projection = heads.projection
         self.mask = traits.mask
@@ -284,6 +288,25 @@ class DecoderModel(Layer):
         self.dtype = traits.dtype
         self.ignorable = traits.ignorable
         self.renames = traits.renames
+
+    def declare_caches(self) -> None:
+        """Collects what the layers keep."""
+        self.cache_specs: tuple[CacheSpec, ...] = tuple(
+            spec for block in self.blocks for spec in _specs(block.attention)
+        )
+
+    def weights(self) -> Iterator[Weight]:
+        """Those of its part: embedding and what pools belong to the first layer, norm and head to the last."""
+        if self.part is WHOLE:
+            yield from super().weights()
+            return
+        layers: list[object] = list(self.blocks[self.part.first : self.part.end])
+        if self.part.first == 0:
+            layers += (self.embedding, *self.opening, self.classifier, self.projection)
+        if self.part.end is None:
+            layers += (*self.closing, self.norm, self.head)
+        held = {id(weight) for layer in layers if isinstance(layer, Layer) for weight in layer.weights()}
+        yield from (weight for weight in super().weights() if id(weight) in held)
 
     def load_from(self, folder: Path) -> bool:
         """Whether the model reads its weights itself, and has done so now."""

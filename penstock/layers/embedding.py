@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.kernels.adapters import Adapted, PlacedAdapters, TokenAdapters
-from penstock.kernels.api import KernelSet
+from penstock.kernels.api import EmbeddingOp, KernelSet
 from penstock.layers.batch import Batch
 from penstock.layers.linear import AdapterTarget, Linear, ProjectionAdapters
 from penstock.layers.norm import Norm
+from penstock.layers.sharding import Shards
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
@@ -30,6 +34,16 @@ def learned(kernels: KernelSet, key: str, rows: int, hidden_size: int, *, first:
     part = WeightPart(key, (first + rows, hidden_size), rows=order)
     pack, packable = kernels.pack_table, kernels.packable
     return Weight((rows, hidden_size), (part,), pack=pack, packable=packable, quantize_policy="kept")
+
+
+def _take_rows(weight: Weight, shards: Shards) -> int:
+    """Has a table, which embedding and head may share, keep this rank's rows; the first of them."""
+    if weight.whole_rows is None:
+        weight.whole_rows = weight.shape[0]
+        ends = (0, *shards.table_rows(weight.shape[0]))
+        own = np.arange(ends[shards.ranks.rank], ends[shards.ranks.rank + 1], dtype=np.int64)
+        weight.take_rows(own)
+    return (0, *shards.table_rows(weight.whole_rows))[shards.ranks.rank]
 
 
 class Embedding(Layer):
@@ -55,7 +69,9 @@ class Embedding(Layer):
         norm: Norm | None = None,
         multiplies: bool = False,
     ) -> None:
+        self._kernels = kernels
         self._embedding, self._add = kernels.embedding, kernels.add
+        self._of_tokens: EmbeddingOp = kernels.embedding
         self._inject = kernels.inject
         self.takes_rows, self.multiplies = False, multiplies
         self._adapter = kernels.table_adapter
@@ -69,9 +85,21 @@ class Embedding(Layer):
         self.types = types
         self.norm = norm
 
+    def shard(self, shards: Shards) -> None:
+        """Each rank has some of the vocabulary."""
+        if not shards.tables:
+            return
+        first, group = _take_rows(self.weight, shards), shards.group
+        shared = self._kernels.shared_embedding
+
+        def embedding(numbers: Tensor, table: Any, scale: float = 1.0) -> Tensor:
+            return shared(numbers, table, scale, first, group)
+
+        self._of_tokens = embedding
+
     def __call__(self, batch: Batch) -> Tensor:
         """The step's tokens → [T, hidden], changed by their adapters."""
-        hidden = self._embedding(batch.token_ids, self.weight.value, self.scale)
+        hidden = self._of_tokens(batch.token_ids, self.weight.value, self.scale)
         tokens = batch.adapters if self.adapters else None
         if tokens is not None:
             hidden = self._adapter(batch.token_ids, hidden, Adapted(self.adapters, tokens), self.scale)
@@ -105,6 +133,19 @@ class Head(Layer):
         self.bias = bias
         self.soft_cap = soft_cap
         self.adapters: tuple[PlacedAdapters, ...] = ()
+        self._joined: Callable[[Tensor], Tensor] | None = None  # with the logits that other ranks have
+
+    def shard(self, shards: Shards) -> None:
+        """Each rank has some of the vocabulary."""
+        if not shards.tables:
+            return
+        vocab = self.weight.whole_rows or self.weight.shape[0]
+        first = _take_rows(self.weight, shards)
+        ends = shards.table_rows(vocab)
+        widths = [end - begin for begin, end in pairwise((0, *ends))]
+        if self.bias is not None:
+            self.bias.own = np.arange(first, first + widths[shards.ranks.rank], dtype=np.int64)
+        self._joined = partial(self._kernels.gather_columns, widths=widths, group=shards.group)
 
     def __call__(self, hidden: Tensor, adapters: TokenAdapters | None = None) -> Tensor:
         """hidden [L, hidden] → logits [L, vocab] float32, changed by the adapters of those tokens."""
@@ -113,6 +154,7 @@ class Head(Layer):
         if adapters is not None and self.adapters:
             logits = self._kernels.adapter(hidden, logits, Adapted(self.adapters, adapters), bias)
         logits = logits if logits.dtype == torch.float32 else logits.float()
+        logits = logits if self._joined is None else self._joined(logits)
         return logits if self.soft_cap is None else self._kernels.soft_cap(logits, self.soft_cap)
 
     def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, AdapterTarget]]:

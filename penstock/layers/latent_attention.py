@@ -20,6 +20,7 @@ from penstock.kernels.api import KernelSet
 from penstock.layers.linear import AdapterTarget, Linear, ProjectionAdapters
 from penstock.layers.norm import RmsNorm
 from penstock.layers.rotary import Rotary, Temperature
+from penstock.layers.sharding import Shards, rows_of
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -66,7 +67,7 @@ class LatentAttention(Layer):
         self._write = kernels.latent_cache_write
         self._attend = kernels.paged_attention
         self._per_head = kernels.head_linear
-        self._scale_rows = kernels.scale_rows
+        self._scale_rows, self._pack_heads = kernels.scale_rows, kernels.pack_heads
         self.index = index
         self.options, self.prefix = options, prefix
         self.adapters: tuple[PlacedAdapters, PlacedAdapters] | None = None
@@ -89,6 +90,20 @@ class LatentAttention(Layer):
         size = options.value_dim
         rows = ((f"{prefix}.o_proj", options.hidden_size),)
         self.output = linear(rows, heads * size, bias=options.bias, segment=size)
+
+    def shard(self, shards: Shards) -> None:
+        """Each rank has some of the heads; all have the latents, which are read by every head."""
+        options = self.options
+        columns = shards.columns(self.output.weight)
+        if columns is None or shards.adapters:
+            shards.keep_whole(self, "adapters may change it" if columns else "its heads are fewer segments than ranks")
+            return
+        first, end = columns.first // options.value_dim, columns.end // options.value_dim
+        self.query.take_rows(rows_of(range(first, end), options.unrotated + options.rotated))
+        for weight in (self.key_up, self.value_up):
+            weight.take_entries(first, end)
+            weight.pack = partial(self._pack_heads, count=end - first)
+        self.output.take_columns(columns, shards.group)
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""

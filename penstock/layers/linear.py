@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from penstock.config.errors import ConfigError
 from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters
-from penstock.kernels.api import KernelSet
+from penstock.kernels.api import KernelSet, LinearOp
+from penstock.layers.sharding import Columns
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -143,8 +144,20 @@ class FusedAdapters:
         return tuple(found)
 
 
-def _transposed(matrix: Tensor) -> Tensor:
-    return matrix.T
+def _transposed(matrix: Tensor, rows: npt.NDArray[np.int64] | None = None) -> Tensor:
+    return matrix.T if rows is None else matrix.T[torch.from_numpy(rows)]
+
+
+def _some(parts: Sequence[StoredRows], rows: npt.NDArray[np.int64]) -> tuple[StoredRows, ...]:
+    """Of matrices that lie one below the other, these rows, which rise."""
+    found, begin = [], 0
+    for part in parts:
+        order = np.arange(part.stored, dtype=np.int64) if part.order is None else part.order
+        own = rows[(rows >= begin) & (rows < begin + len(order))] - begin
+        factor = part.factor[own] if isinstance(part.factor, np.ndarray) else part.factor
+        found.append(StoredRows(part.prefix, part.stored, order[own], factor))
+        begin += len(order)
+    return tuple(found)
 
 
 class Linear(Layer):
@@ -164,19 +177,50 @@ class Linear(Layer):
         fused: Sequence[StoredRows] = (),
         segment: int = 0,
     ) -> None:
-        self._linear = kernels.linear
+        self._kernels = kernels
+        self._linear: LinearOp = kernels.linear
         self._parts, self._fused = tuple(StoredRows(*part) for part in parts), tuple(fused)
-        self.weight = merged(parts, "weight", inputs, fused=fused)
+        whole, *others = self._fused or self._parts
+        self._may_be_transposed = not others and whole.order is None
+        self.weight = self._declared(inputs)
         self.weight.segment, self.weight.packable = segment, kernels.packable
         self.weight.pack = partial(kernels.pack_linear, segment=segment) if segment else kernels.pack_linear
-        whole, *others = (StoredRows(*part) for part in fused or parts)
-        if not others and whole.order is None:
-            transposed = WeightPart(f"{whole.prefix}.transposed", (inputs, whole.stored), transform=_transposed)
-            self.weight.alternatives += ((transposed,),)
         self.bias = merged(parts, "bias", fused=fused) if bias else None
         self._adapter = kernels.adapter
         self.adapters: tuple[PlacedAdapters, ...] = ()
+        self._inputs = inputs
+        self._joined: Callable[[Tensor], Tensor] | None = None  # inputs with those that other ranks have
         self.knows_tokens = True  # whose its rows are; else it has no adapters
+
+    def _declared(self, inputs: int) -> Weight:
+        weight = merged(self._parts, "weight", inputs, fused=self._fused)
+        if self._may_be_transposed:
+            whole = (self._fused or self._parts)[0]
+            turned = partial(_transposed, rows=whole.order) if whole.order is not None else _transposed
+            part = WeightPart(f"{whole.prefix}.transposed", (inputs, whole.stored), transform=turned)
+            weight.alternatives += ((part,),)
+        return weight
+
+    def take_rows(self, rows: npt.NDArray[np.int64]) -> None:
+        """Only these outputs are this rank's, in rising order."""
+        self._parts, self._fused = _some(self._parts, rows), _some(self._fused, rows)
+        fresh = self._declared(self.weight.shape[-1])
+        self.weight.shape, self.weight.parts = fresh.shape, fresh.parts
+        self.weight.alternatives = fresh.alternatives
+        if self.bias is not None:
+            self.bias = merged(self._parts, "bias", fused=self._fused)
+
+    def take_columns(self, columns: Columns, group: Any) -> None:
+        """Only these inputs are this rank's; outputs are put together with those of the others."""
+        self.weight.take_columns(columns.first, columns.end)
+        self.weight.pack = partial(self._kernels.pack_linear, ends=columns.ends)
+        shared = self._kernels.shared_linear
+
+        def linear(x: Tensor, weight: Any, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+            return shared(x, weight, group, columns.place, bias, residual)
+
+        self._linear = linear
+        self._joined = partial(self._kernels.gather_columns, widths=columns.widths, group=group)
 
     def __call__(self, x: Tensor, step: ForwardStep | None, residual: Tensor | None = None) -> Tensor:
         """x [T, inputs], residual [T, outputs] → [T, outputs], changed by the adapters of the step's tokens.
@@ -185,8 +229,9 @@ class Linear(Layer):
         """
         bias = self.bias_value
         out = self._linear(x, self.weight.value, bias, residual)
-        adapters = self.adapted(step)
-        return out if adapters is None else self._adapter(x, out, adapters, bias, residual)
+        if (adapters := self.adapted(step)) is None:
+            return out
+        return self._adapter(x if self._joined is None else self._joined(x), out, adapters, bias, residual)
 
     def adapted(self, step: ForwardStep | None) -> Adapted | None:
         """The adapters of a step's tokens here; None where there are none."""
@@ -197,11 +242,10 @@ class Linear(Layer):
         """Slots for the adapters of each merged projection, under its checkpoint name; and of fused matrices."""
         if not self.knows_tokens:
             return
-        inputs = self.weight.shape[1]
         offset = 0
         for part in self._parts:
             rows = part.stored if part.order is None else len(part.order)
-            made = kernels.make_adapters(slots, inputs, rows, max_rank)
+            made = kernels.make_adapters(slots, self._inputs, rows, max_rank)
             self.adapters = (*self.adapters, PlacedAdapters(made, offset))
             yield part.prefix, ProjectionAdapters(made, part.order, part.factor)
             offset += rows

@@ -11,6 +11,7 @@ from penstock.kernels.api import Activation, KernelSet
 from penstock.layers.decoder import FeedForward
 from penstock.layers.linear import Linear, StoredRows
 from penstock.layers.norm import Norm
+from penstock.layers.sharding import Shards
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer
 
@@ -63,6 +64,17 @@ class GatedMlp(Layer):
         self.gate_up.weight.gate_up = True
         last = (StoredRows(f"{prefix}.down_proj", hidden_size, factor=factors[1]),)
         self.down = Linear(kernels, last, size, bias=bias if down_bias is None else down_bias, segment=1)
+
+    def shard(self, shards: Shards) -> None:
+        """Each rank has some of the inner elements."""
+        columns = None if self.deviations is not None else shards.columns(self.down.weight)
+        if columns is None:
+            shards.keep_whole(self, "its inner elements are counted together, or are fewer segments than ranks")
+            return
+        own = columns.inputs
+        self.gate_up.take_rows(np.concatenate((own, self.size + own)))
+        self.down.take_columns(columns, shards.group)
+        self.size = len(own)
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
@@ -127,6 +139,14 @@ class PlainMlp(Layer):
         self.up = Linear(kernels, ((f"{prefix}.up_proj", intermediate_size),), hidden_size, bias=bias)
         last = ((f"{prefix}.down_proj", hidden_size),)
         self.down = Linear(kernels, last, intermediate_size, bias=bias, segment=1)
+
+    def shard(self, shards: Shards) -> None:
+        """Each rank has some of the inner elements."""
+        if (columns := shards.columns(self.down.weight)) is None:
+            shards.keep_whole(self, "its inner elements are fewer segments than ranks")
+            return
+        self.up.take_rows(columns.inputs)
+        self.down.take_columns(columns, shards.group)
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from penstock.kernels.api import Activation, KernelSet, Routing
 from penstock.layers.decoder import FeedForward
 from penstock.layers.linear import AdapterTarget, Linear, ProjectionAdapters
 from penstock.layers.norm import Norm
+from penstock.layers.sharding import Shards
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -95,6 +97,7 @@ class SparseMoe(Layer):
         `latent` are the projections into the experts' space and out of it.
         """
         self._kernels = kernels
+        self._experts: Callable[..., Tensor] = kernels.grouped_experts
         self.options = options
         self.router = router.weight
         self.router_bias = router.bias
@@ -112,6 +115,21 @@ class SparseMoe(Layer):
         for weight in (self.gate_up, self.down):
             weight.pack = partial(kernels.pack_experts, count=options.num_experts, segment=weight.segment)
             weight.packable, weight.experts = kernels.packable, options.num_experts
+
+    def shard(self, shards: Shards) -> None:
+        """Each rank has some of the experts, whole."""
+        count = self.options.num_experts
+        if count < shards.ranks.count or shards.adapters:
+            shards.keep_whole(self, "adapters may change it" if shards.adapters else "it has fewer experts than ranks")
+            return
+        first, end = shards.ranks.run(count)
+        for weight in (self.gate_up, self.down):
+            weight.take_entries(first, end)
+            weight.pack = partial(self._kernels.pack_experts, count=end - first, segment=weight.segment)
+        for bias in (self.gate_up_bias, self.down_bias):
+            if bias is not None:
+                bias.own = np.arange(first, end, dtype=np.int64)
+        self._experts = partial(self._kernels.shared_experts, group=shards.group, first=first)
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
@@ -132,22 +150,31 @@ class SparseMoe(Layer):
         if options.scale_input:
             hidden = self._kernels.scale_rows(hidden, weights)
             weights, ids = self._kernels.route_experts(scores, 1, "topk_softmax", True)
-        out = self._kernels.grouped_experts(
-            hidden if self.latent is None else self.latent[0](hidden, step),
+        given = hidden if self.latent is None else self.latent[0](hidden, step)
+        out = self._computed(given, weights, ids, residual if self.latent is None else None, self._adapted(step))
+        return out if self.latent is None else self.latent[1](out, step, residual)
+
+    def _computed(
+        self, hidden: Tensor, weights: Tensor, ids: Tensor, residual: Tensor | None, adapters: ExpertAdapters | None
+    ) -> Tensor:
+        """What the chosen experts give, whoever has them, weighted and summed."""
+        options = self.options
+        changed = {} if adapters is None else {"adapters": adapters}
+        return self._experts(
+            hidden,
             weights,
             ids,
             self.gate_up.value,
             self.down.value,
             options.activation,
-            _value(self.gate_up_bias),
-            _value(self.down_bias),
-            options.alpha,
-            options.limit,
-            residual if self.latent is None else None,
-            options.gated,
-            self._adapted(step),
+            gate_up_bias=_value(self.gate_up_bias),
+            down_bias=_value(self.down_bias),
+            alpha=options.alpha,
+            limit=options.limit,
+            residual=residual,
+            gated=options.gated,
+            **changed,
         )
-        return out if self.latent is None else self.latent[1](out, step, residual)
 
     def _adapted(self, step: ForwardStep) -> ExpertAdapters | None:
         tokens = step.adapters if self.adapters else None

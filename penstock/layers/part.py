@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,14 @@ def layer_output(layer: int) -> str:
     return f"layers.{layer}.output"
 
 
+class StateWidths(NamedTuple):
+    """Elements of a token in what one layer hands to the next, as in LayerStates; no per-layer embeddings have 0."""
+
+    hidden: int
+    streams: tuple[int, ...] = ()
+    per_layer_embeddings: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPart:
     """A part of a model: layers [first, end).
@@ -33,12 +41,14 @@ class ModelPart:
         taps: where hidden states are kept: `layer_input(n)`, `layer_output(n)` and FINAL, each [T, hidden_size], or,
             from the last layer's output on, [L, hidden_size] of the batch's `logit_rows`.
         scored: as in ForwardStep; steps that tell of keys are not recorded.
+        given: how wide is what the layers before give; None to learn it from those layers, which must be loaded.
     """
 
     first: int = 0
     end: int | None = None
     taps: tuple[str, ...] = ()
     scored: int = 0
+    given: StateWidths | None = None
 
     def check(self, layers: int) -> None:
         """Refuses what a model of so many layers does not have.
@@ -84,6 +94,11 @@ class LayerStates:
             tuple(function(stream) for stream in self.streams),
             None if vectors is None else function(vectors),
         )
+
+    def widths(self, of: Callable[[Tensor], int]) -> StateWidths:
+        """How wide they are."""
+        vectors = self.per_layer_embeddings
+        return StateWidths(of(self.hidden), tuple(map(of, self.streams)), 0 if vectors is None else of(vectors))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them in one order."""

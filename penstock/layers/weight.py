@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from penstock.kernels.api import Matrix
 from penstock.kernels.canonical import Canonical
+
+if TYPE_CHECKING:
+    from penstock.layers.sharding import Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,9 @@ class WeightPart:
             count within that entry. None fills all entries.
         rows: which rows of the checkpoint's tensor it takes, in its order; None for all, as they lie. Unlike with a
             transform, a quantised matrix stays as it is stored.
+        entries: of a tensor that holds all experts, or all heads' matrices, which it takes: first, last plus one, and
+            how many there are; None for all.
+        columns: which inputs it takes, the last axis of what is placed (first, last plus one); None for all.
     """
 
     key: str
@@ -40,6 +46,8 @@ class WeightPart:
     index: int | None = None
     interleaved: bool = False
     rows: npt.NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
+    entries: tuple[int, int, int] | None = None
+    columns: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -63,6 +71,9 @@ class Weight:
         gate_up: the rows (of each entry) are two equal halves, gates and then ups, which are packed as two matrices.
         quantize_policy: what becomes of it where a model is quantised while it loads: "quantised", "eight bits"
             (tables, whose errors weigh more) or "kept" (routers).
+        own: of a weight that is not packed, which of the rows that its parts give are this rank's; None for all.
+        whole_rows: rows of a table of which this rank has some; None where it has all.
+        others: parts that other ranks have, which are not read.
         tensor: what the weight is once loaded, packed; None before.
     """
 
@@ -78,11 +89,50 @@ class Weight:
     experts: int = 1
     gate_up: bool = False
     quantize_policy: Literal["quantised", "eight bits", "kept"] = "quantised"
+    own: npt.NDArray[np.int64] | None = field(default=None, repr=False)
+    whole_rows: int | None = None
+    others: tuple[WeightPart, ...] = ()
     tensor: Any = field(default=None, repr=False)
 
     def fill(self, parts: Sequence[Matrix]) -> None:
         """Takes the whole weight: matrices one below the other, or the one plain tensor of a weight without `pack`."""
-        self.tensor = parts[0] if self.pack is None else self.pack(parts)
+        if self.pack is not None:
+            self.tensor = self.pack(parts)
+        elif self.own is None:
+            self.tensor = parts[0]
+        else:
+            whole = parts[0]
+            assert isinstance(whole, Tensor)
+            self.tensor = whole[torch.from_numpy(self.own).to(whole.device)]
+
+    def take_rows(self, rows: npt.NDArray[np.int64]) -> None:
+        """Only these rows of a table, a weight of one part, are this rank's."""
+        self.shape = (len(rows), *self.shape[1:])
+        self._take(lambda part: replace(part, rows=rows if part.rows is None else part.rows[rows]))
+
+    def take_columns(self, first: int, end: int) -> None:
+        """Only these inputs are this rank's."""
+        self.shape = (*self.shape[:-1], end - first)
+        self._take(lambda part: replace(part, columns=(first, end)))
+
+    def take_entries(self, first: int, end: int) -> None:
+        """Only these experts, or heads, are this rank's."""
+        count = self.shape[0]
+
+        def taken(part: WeightPart) -> WeightPart | None:
+            if part.index is None:
+                return replace(part, entries=(first, end, count))
+            return replace(part, index=part.index - first) if first <= part.index < end else None
+
+        self.shape, self.experts = (end - first, *self.shape[1:]), end - first
+        self._take(taken)
+
+    def _take(self, taken: Callable[[WeightPart], WeightPart | None]) -> None:
+        layouts = (self.parts, *self.alternatives)
+        self.others += tuple(part for parts in layouts for part in parts if taken(part) is None)
+        kept = (tuple(own for part in parts if (own := taken(part)) is not None) for parts in layouts)
+        self.parts, *alternatives = kept
+        self.alternatives = tuple(alternatives)
 
     @property
     def value(self) -> Any:
@@ -98,6 +148,9 @@ class Weight:
 
 class Layer:
     """Base of all layers: weights and sub-layers are found among the attributes, in order of assignment."""
+
+    def shard(self, shards: Shards) -> None:
+        """Takes a rank's share of what the layer declares, before it is loaded; layers that cannot are left whole."""
 
     def weights(self) -> Iterator[Weight]:
         """Every declared weight below this layer, each once, in order of assignment."""

@@ -1,1 +1,1 @@
-"""How one model is dealt to several processes: arithmetic of ranks and shards. No torch here."""
+"""One model over several processes: who has which part of it. No torch here."""

@@ -1,4 +1,4 @@
-"""Ranks: the processes that compute one model together, and what each of them owns."""
+"""Which of several processes of one model a process is, and what is its share."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One process among those that share a model's weights.
+    """One of `count` processes that compute the same layers, each a share of them.
 
     Attributes:
         rank: its number, from 0 on; 0 leads.
-        count: how many there are.
+        count: how many there are; 1 is the null form.
     """
 
-    rank: int
-    count: int
+    rank: int = 0
+    count: int = 1
 
     @property
     def alone(self) -> bool:
@@ -27,10 +27,9 @@ class Ranks:
         """Names what this rank owns, in names of files; "" where that is all."""
         return "" if self.alone else f"rank{self.rank}of{self.count}"
 
+    def run(self, parts: int) -> tuple[int, int]:
+        """This rank's run of so many parts, which all ranks share as equally as can be: first, and last plus one."""
+        return parts * self.rank // self.count, parts * (self.rank + 1) // self.count
 
-ALONE = Ranks(0, 1)
 
-
-def runs(segments: int, ranks: Ranks) -> tuple[int, int]:
-    """The run of so many segments that a rank owns: (first, end). Runs differ by one segment at most."""
-    return segments * ranks.rank // ranks.count, segments * (ranks.rank + 1) // ranks.count
+ALONE = Ranks()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from penstock.config.adapters import MOST_ADAPTERS, AdapterUse
 from penstock.config.errors import CheckpointError, ParameterError, PenstockError, RequestError
@@ -18,11 +18,26 @@ if TYPE_CHECKING:
 
 Loaded: TypeAlias = "tuple[tuple[AdapterSlots, LowRank], ...]"
 """An adapter, ready for a slot: what each projection's slot is to hold."""
+_READ_S = 1.0  # between two looks at what is being read
 _log = logging.getLogger(__name__)
 
 
+class OtherRooms(Protocol):
+    """Rooms of other ranks, which are to hold what this one does."""
+
+    def read(self, uses: tuple[AdapterUse, ...]) -> None:
+        """These are going to be placed: they may be read meanwhile."""
+
+    def place(self, slot: int, use: AdapterUse) -> None:
+        """A slot holds this one from the next step on."""
+
+
 class AdapterRoom:
-    """Belongs to the thread of its engine. The null form has no loader, and takes no request with adapters."""
+    """Belongs to the thread of its engine. The null form has no loader, and takes no request with adapters.
+
+    Attributes:
+        others: what follows this one; None where there is nobody.
+    """
 
     def __init__(self, load: Callable[[AdapterUse], Loaded] | None = None, slots: int = 0, most_bytes: int = 0) -> None:
         """`load` reads an adapter, in a thread of its own; what is in no slot goes where all take `most_bytes`."""
@@ -37,6 +52,7 @@ class AdapterRoom:
         self._failed: dict[str, PenstockError] = {}  # of those
         self._pinned: dict[str, None] = {}  # used least recently first
         self._thread: ThreadPoolExecutor | None = None
+        self.others: OtherRooms | None = None
         self._left = False  # somebody has gone who waited: what nobody else waits for need not be read
 
     # -- requests, before they are queued
@@ -75,6 +91,8 @@ class AdapterRoom:
     def _begin(self, uses: tuple[AdapterUse, ...]) -> bool:
         """Begins to read those that are not here; whether there are such."""
         missing = [use for use in uses if self._used(use.digest) is None]
+        if missing and self.others is not None:
+            self.others.read(uses)
         for use in uses:
             self._pinned.pop(use.digest, None)
             if use.pinned:
@@ -166,6 +184,21 @@ class AdapterRoom:
             for slots, entry in loaded:
                 slots.put(slot, entry)
             self._placed[slot] = use.digest, loaded
+            if self.others is not None:
+                self.others.place(slot, use)
+
+    def place_read(self, slot: int, use: AdapterUse) -> None:
+        """As `place`, of one; waits until it is read, and reads it if nobody has asked for that.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        while not self.here((use,)):
+            if use.digest not in self._loading:
+                self.read((use,))
+            self.wait(_READ_S)
+            self.ready()
+        self.place(((slot, use),))
 
     def close(self) -> None:
         """Ends the thread."""

@@ -13,7 +13,7 @@ from penstock.kernels.adapters import TokenAdapters, tokens_of
 from penstock.kernels.copies import upload
 from penstock.kernels.cpu import native, recording
 from penstock.layers.batch import Batch, GroupTables, Injection, LayerCache
-from penstock.layers.part import WHOLE, LayerStates, ModelPart, PartOutput
+from penstock.layers.part import WHOLE, LayerStates, ModelPart, PartOutput, StateWidths
 from penstock.models.registry import Model
 from penstock.runtime.replay import Rows, decode_program, run_batch
 
@@ -28,10 +28,12 @@ class Executor(Protocol):
     Attributes:
         describe: how steps are run, and why not faster, for people.
         fast: whether tokens are multiplied by their kind (level fast).
+        gives: of a part that ends before the last layer, how wide what the next one takes is; None if not known.
     """
 
     describe: str
     fast: bool
+    gives: StateWidths | None
 
     def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
         """Runs a step and writes its keys and values; `given` is what the part before gave, if there is one."""
@@ -62,6 +64,7 @@ class EagerExecutor:
     """Calls the layers."""
 
     fast = False
+    gives: StateWidths | None = None
 
     def __init__(self, model: Model, caches: Sequence[LayerCache], why: str, part: ModelPart = WHOLE) -> None:
         self.describe = f"layer by layer: {why}"
@@ -131,6 +134,9 @@ class RecordedExecutor:
             body.keep(value)  # type: ignore[arg-type]  # a handle
         body.finish(output.states.hidden, max_tokens, max_tokens)
         self._body, self._output = body, output
+        self.gives: StateWidths | None = None
+        if part.end is not None:
+            self.gives = output.states.widths(lambda value: cast(recording.Handle, value).width)
         self._tokens = self._rows = 0
         self._adapters: TokenAdapters | None = None  # of the step, where logits have such
         self._adapts_logits = model.head is not None and bool(model.head.adapters)
@@ -201,10 +207,18 @@ def _inputs(model: Model, caches: Sequence[LayerCache], part: ModelPart, max_tok
     """Memory for what the part takes, as wide as what the layers before it give; None where it takes the tokens."""
     if part.first == 0:
         return LayerStates(torch.zeros(max_tokens, model.takes)) if model.takes else None
-    before = model.run(
-        _symbolic(recording.Recording(), 1 + max(cache.group for cache in caches)), caches, ModelPart(0, part.first)
+    if (wide := part.given) is None:
+        if model.part.first > 0:
+            raise recording.NotRecordableError("how wide the states of the layers before are is not known")
+        symbolic = _symbolic(recording.Recording(), 1 + max(cache.group for cache in caches))
+        before = model.run(symbolic, caches, ModelPart(0, part.first)).states
+        wide = before.widths(lambda value: cast(recording.Handle, value).width)
+    vectors = wide.per_layer_embeddings
+    return LayerStates(
+        torch.zeros(max_tokens, wide.hidden),
+        tuple(torch.zeros(max_tokens, width) for width in wide.streams),
+        torch.zeros(max_tokens, vectors) if vectors else None,
     )
-    return before.states.each(lambda value: torch.zeros(max_tokens, cast(recording.Handle, value).width))
 
 
 def _symbolic(tape: recording.Recording, groups: int) -> Batch:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from penstock.kernels.api import MakeCache
 
 
+ELSEWHERE = ""
+"""The type of a layer's cache that another process has, with the layer."""
+
+
 class CacheMaker(Protocol):
     """Kernels, or the part of them that makes caches."""
 
@@ -50,7 +54,7 @@ class KVMemory:
         Args:
             kernels, specs, num_blocks, block_size: of the model and its plan.
             device: of torch; None for arrays on the host.
-            kv_types: the layers' types; without them all keep float32.
+            kv_types: the layers' types, ELSEWHERE for those without memory here; without them all keep float32.
             state_slots: of recurrent layers.
             shared: layers of a group take turns in one memory, since nothing is read after its layer has been computed.
         """
@@ -58,18 +62,23 @@ class KVMemory:
         groups = group_layers(specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.caches: list[LayerCache] = []
-        kept: dict[tuple[object, ...], KvTensors] = {}
+        made: dict[tuple[object, ...], KvTensors] = {}
+        here = [layer for layer, kv_type in enumerate(kv_types) if kv_type != ELSEWHERE]
+        nothing = _zeros((0,), device)
         for layer, spec in enumerate(specs):
             if spec.state:
-                arrays = tuple(_zeros((state_slots, *shape), device) for shape in spec.state)
-                nothing = _zeros((0,), device)
+                slots = state_slots if layer in here else 0
+                arrays = tuple(_zeros((slots, *shape), device) for shape in spec.state)
                 self.caches.append(LayerCache(len(groups), KvTensors(nothing, nothing), arrays))
+                continue
+            if layer not in here:
+                self.caches.append(LayerCache(group_of[layer], KvTensors(nothing, nothing)))
                 continue
             group = group_of[layer]
             kv_type = kv_types[layer]
             place = (group, kv_type, spec.num_kv_heads, spec.key_dim, spec.value_dim, None if shared else layer)
-            if place not in kept:
-                kept[place] = kernels.make_cache(
+            if place not in made:
+                made[place] = kernels.make_cache(
                     kv_type,
                     num_blocks[group],
                     block_size,
@@ -79,14 +88,16 @@ class KVMemory:
                     device or "cpu",
                     spec.latent,
                 )
-            self.caches.append(LayerCache(group, kept[place]))
-        self._members = [[self.caches[layer].kv for layer in group.layers] for group in groups]
-        self._states: list[Any] = [array for cache in self.caches for array in cache.state]
+            self.caches.append(LayerCache(group, made[place]))
+        self._members = [[self.caches[layer].kv for layer in group.layers if layer in here] for group in groups]
+        states = (cache.state for layer, cache in enumerate(self.caches) if layer in here)
+        self._states: list[Any] = [array for arrays in states for array in arrays]
+        self._has_states = any(spec.state for spec in specs)
 
     @property
     def has_states(self) -> bool:
-        """Whether layers keep recurrent states."""
-        return bool(self._states)
+        """Whether layers keep recurrent states, here or elsewhere."""
+        return self._has_states
 
     @property
     def num_groups(self) -> int:

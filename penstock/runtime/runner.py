@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config.errors import PenstockError
-from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.core.protocol import (
     CacheOpKind,
     NewSequence,
@@ -31,6 +30,7 @@ from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.late_pooling import LatePooler
 from penstock.runtime.mover import Mover
 from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
+from penstock.runtime.wanted import Scored, Wanted, last_of, wanted_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.runtime.executor import Executor
     from penstock.runtime.graphs import DecodeGraphs
     from penstock.runtime.media import Encoded, MediaStore
+    from penstock.runtime.pipeline.lead import StagedSteps
     from penstock.runtime.pooling import Pooled, Pooler
     from penstock.runtime.replay import ReplayExecutor
 
@@ -46,32 +47,25 @@ _MOVES = (CacheOpKind.LOAD, CacheOpKind.SAVE, CacheOpKind.CANCEL)
 _MOVES_S = 0.005  # for a transfer, with nothing else to do
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """A span whose prompt tokens are scored: places first … first + len(targets) - 1 predict the targets."""
-
-    slot: int
-    first: int
-    targets: tuple[int, ...]
-    top: int
-
-
-@dataclass(slots=True)
-class _Wanted:
-    """Which final states a step is to give, and what for.
+class _BegunStep(NamedTuple):
+    """A step whose forward pass has begun; it is over, unless stages compute it.
 
     Attributes:
-        tokens: indices of their tokens in the step; the other fields have places in this list.
-        draws: places to sample after; those behind a slot's drafts follow that behind its last known token.
-        drafted: slots whose drafts are verified: (slot, number of its first draw, drafts).
-        scored, pooled: spans of scored prompts; spans of slots that pool, with their places.
+        plan, masks: what was asked.
+        failed: as of _InFlightStep.
+        wanted: what is to become of it; None in a step without tokens.
+        logits: of a recorded step, which has run.
+        build: seconds the host took.
+        since: when the forward pass began.
     """
 
-    tokens: list[int] = field(default_factory=list)
-    draws: list[int] = field(default_factory=list)
-    drafted: list[tuple[int, int, int]] = field(default_factory=list)
-    scored: list[_Scored] = field(default_factory=list)
-    pooled: list[tuple[ScheduledTokens, slice]] = field(default_factory=list)
+    plan: StepPlan
+    masks: Any
+    failed: Mapping[int, str]
+    wanted: Wanted | None = None
+    logits: Any = None
+    build: float = 0.0
+    since: float = 0.0
 
 
 class _InFlightStep(NamedTuple):
@@ -117,6 +111,7 @@ class Collaborators:
         media: what encoders read.
         drafting: proposes what may follow.
         adapters: what tokens may have of them.
+        stages: that compute steps, one after the other, while plans are made: they are the runner's executor then.
     """
 
     pooler: Pooler | None = None
@@ -125,6 +120,7 @@ class Collaborators:
     media: MediaStore | None = None
     drafting: Drafting | None = None
     adapters: AdapterRoom | None = None
+    stages: StagedSteps | None = None
 
 
 ALONE = Collaborators()
@@ -134,16 +130,17 @@ class ModelRunner:
     """Implements `core.protocol.Runner` in this process: a step is launched, then its result is collected.
 
     Where sampled tokens stay on the device, `submit` launches: all that a step does is queued behind the step before,
-    whose tokens it may refer to. Elsewhere launching is computing, and is left to `sample`.
+    whose tokens it may refer to. Where stages compute, `submit` begins a step and `sample` draws once it is through: of
+    plans in flight none has a token that another draws. Elsewhere launching is computing, and left to `sample`.
 
     Attributes:
-        memory: what layers keep.
+        memory: what layers keep; those of the first stage, where there are stages.
         mover: carries blocks to and from a lower tier.
     """
 
     def __init__(
         self,
-        executor: Executor | ReplayExecutor,
+        executor: Executor | ReplayExecutor | StagedSteps,
         memory: KVMemory,
         sampler: Sampler,
         builder: BatchBuilder,
@@ -151,7 +148,10 @@ class ModelRunner:
     ) -> None:
         self.media = others.media
         self.mover = Mover()
-        self._executor = executor
+        self._executor: Any = executor
+        self._stages = others.stages
+        self._begun: deque[_BegunStep] = deque()
+        self._leaving: dict[int, int] = {}  # slots that were released, by the last step in the stages that has them
         self._warm_up = others.warm_up
         self._graphs = others.graphs
         self.memory = memory
@@ -170,7 +170,9 @@ class ModelRunner:
         self._decoding = None if program is None else DecodeSteps(program, sampler, builder, self._known)
 
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
-        if self._on_device:
+        if self._stages is not None:
+            self._begun.append(self._begin(plan, masks))
+        elif self._on_device:
             with self._place.guard():
                 self._in_flight.append(self._launch(plan, masks))
         else:
@@ -182,6 +184,8 @@ class ModelRunner:
         with self._place.guard():
             launched = self._in_flight.popleft() if self._in_flight else self._launch_oldest()
             result = self._collect(_of_step(launched, step))
+            for slot in [slot for slot, last in self._leaving.items() if last <= step]:
+                self._release(slot)
             if self._graphs is not None:
                 self._graphs.capture_missed()
         return self._with_moves(result, 0.0 if launched.plan.scheduled else _MOVES_S)
@@ -206,6 +210,8 @@ class ModelRunner:
         return self._graphs.capture_next()
 
     def _launch_oldest(self) -> _InFlightStep:
+        if self._begun:
+            return self._finish(self._begun.popleft())
         plan, masks = self._queue.popleft()
         return self._launch(plan, masks)
 
@@ -218,34 +224,51 @@ class ModelRunner:
         if result is None:
             return None
         self._queue.popleft()
-        executor: Any = self._executor
         count = plan.num_tokens
-        self._drafting.see(plan, read(self._drafting.taps, lambda name: executor.tap(name, count), None, True))
+        tapped = read(self._drafting.looked_at, lambda name: self._executor.tap(name, count), None, True)
+        self._drafting.see(plan, tapped)
         return self._drafting.propose(plan, result, result.results)
 
     def _launch(self, plan: StepPlan, masks: Any) -> _InFlightStep:
+        return self._finish(self._begin(plan, masks))
+
+    def _begin(self, plan: StepPlan, masks: Any) -> _BegunStep:
         started = perf_counter()
         refused = self._apply_rows(plan)
+        apply = self.memory.apply if self._stages is None else self._stages.apply
         for op in plan.cache_ops:
-            (self.mover.start if op.kind in _MOVES else self.memory.apply)(op)
+            (self.mover.start if op.kind in _MOVES else apply)(op)
         self._count_forced(plan)
         encoded = self._encode(plan)
         failed = {**(encoded.failed if encoded else {}), **refused}
         if not plan.scheduled:
-            return _InFlightStep(plan, [], None, (), [], [], None, failed, None, 0.0, 0.0)
-        wanted = self._wanted(plan)
+            return _BegunStep(plan, masks, failed)
+        wanted = wanted_of(plan.scheduled, self._new, self._pooler.wanted, widens=self._drafting.taps.widens)
         logits, built = self._replay(plan, wanted), started
-        source: Any = self._graphs
         if logits is None:
             batch = self._builder.build(plan.scheduled, wanted.tokens, None if encoded is None else encoded.injection)
-            built, source = perf_counter(), self._executor
-            self._executor.forward(batch)
-            logits = self._logits(wanted) if wanted.draws else None
+            built = perf_counter()
+            if self._stages is None:
+                self._executor.forward(batch)
+            else:
+                self._stages.launch(batch, wanted.calls(self._new), hidden=bool(wanted.pooled))
+        return _BegunStep(plan, masks, failed, wanted, logits, built - started, built)
+
+    def _finish(self, begun: _BegunStep) -> _InFlightStep:
+        plan, wanted = begun.plan, begun.wanted
+        logits = begun.logits
+        if wanted is None:
+            return _InFlightStep(plan, [], None, (), [], [], None, begun.failed, None, 0.0, 0.0)
+        if self._stages is not None:
+            self._stages.advance()
+        source: Any = self._executor if logits is None else self._graphs
+        if logits is None and wanted.draws:
+            logits = self._executor.logits(wanted.drawn)
         tapped = self._tapped(wanted, source, logits)
         computed = perf_counter()
-        draws, samples, followers = self._draw(plan, logits, masks)
-        begun = (self._launch_pooled(span, places) for span, places in wanted.pooled)
-        pooled = [one for one in begun if one is not None]
+        draws, samples, followers = self._draw(plan, logits, begun.masks)
+        pooling = (self._launch_pooled(span, places) for span, places in wanted.pooled)
+        pooled = [one for one in pooling if one is not None]
         scored = [(entry.slot, list(self._score(entry))) for entry in wanted.scored]
         end = None if draws or pooled or scored else self._place.end()
         return _InFlightStep(
@@ -256,15 +279,15 @@ class ModelRunner:
             pooled,
             scored,
             end,
-            failed,
+            begun.failed,
             tapped,
-            built - started,
-            computed - built,
+            begun.build,
+            computed - begun.since,
         )
 
-    def _tapped(self, wanted: _Wanted, source: Any, logits: Any) -> Tapped | None:
+    def _tapped(self, wanted: Wanted, source: Any, logits: Any) -> Tapped | None:
         """What the drafter is told of a step, if it wants anything."""
-        taps = self._drafting.taps
+        taps = self._drafting.looked_at
         if taps.best and wanted.drafted:
             return best_behind(logits, wanted.drafted, self._on_device)
         return read(taps, lambda name: source.tap(name), wanted.tokens, not self._on_device)
@@ -305,7 +328,7 @@ class ModelRunner:
             self._known[result.slot] += len(result.tokens) - 1
         return result
 
-    def _replay(self, plan: StepPlan, wanted: _Wanted) -> Tensor | None:
+    def _replay(self, plan: StepPlan, wanted: Wanted) -> Tensor | None:
         """Logits of all tokens from a recorded step; None if others are wanted or no recording fits."""
         if (
             self._graphs is None
@@ -317,14 +340,14 @@ class ModelRunner:
             return None
         return self._graphs.run(plan.scheduled)
 
-    def _logits(self, wanted: _Wanted) -> Any:
-        """Logits of the tokens to sample after; mostly these are all that were computed."""
-        every = len(wanted.draws) == len(wanted.tokens)
-        return self._executor.logits(None if every else np.array(wanted.draws, np.int64))
-
     def abort(self) -> None:
         self._queue.clear()
         self._in_flight.clear()
+        self._begun.clear()
+        if self._stages is not None:
+            self._stages.abort()
+        for slot in list(self._leaving):
+            self._release(slot)
         self.mover.abort()
 
     def close(self) -> None:
@@ -332,6 +355,8 @@ class ModelRunner:
         self.mover.close()
         self.mover = Mover()  # the other one knows the memory's arrays
         self._new.clear()
+        if self._stages is not None:
+            self._stages.close()
         self.memory.close()
 
     def _apply_rows(self, plan: StepPlan) -> dict[int, str]:
@@ -339,8 +364,12 @@ class ModelRunner:
         refused: dict[int, str] = {}
         if plan.released_slots and self._graphs is not None:
             self._graphs.note_answer()
+        using = {span.slot: begun.plan.step for begun in self._begun for span in begun.plan.scheduled}
         for row in plan.released_slots:
-            self._release(row)
+            if row in using:  # its sequence has ended, but what it draws there is still drawn
+                self._leaving[row] = using[row]
+            else:
+                self._release(row)
         for new in plan.new_sequences:
             self._release(new.slot)  # again, where that was lost with a step that failed
             self._new[new.slot] = new
@@ -361,6 +390,7 @@ class ModelRunner:
             refused[new.slot] = str(error)  # it is computed with others in this step, and ends with it
 
     def _release(self, slot: int) -> None:
+        self._leaving.pop(slot, None)
         if self.media is not None:
             self.media.release_row(slot)
         if self._decoding is not None:
@@ -391,39 +421,9 @@ class ModelRunner:
                 self._drafting.take(span.slot, forced)
                 self._known[span.slot] = end
 
-    def _wanted(self, plan: StepPlan) -> _Wanted:
-        wanted, first = _Wanted(), 0
-        for span in plan.scheduled:
-            new = self._new[span.slot]
-            count = len(span.tokens)
-            place = len(wanted.tokens)
-            drawn = range(0)
-            if span.sample:
-                last = count - span.draft_tokens - 1
-                drawn = range(last, last + 1 + len(span.drafts) if span.draft_tokens else count)
-            chosen = drawn
-            if (pooled := self._pooler.wanted(span)) is not None:
-                chosen = pooled
-                wanted.pooled.append((span, slice(place, place + len(chosen))))
-            elif self._drafting.taps.widens:
-                chosen = range(count)
-            if pooled is None and new.sampling.prompt_logprobs is not None and new.sequence == 0:
-                first_scored = new.sampling.first_scored(span.start) - span.start
-                if targets := _targets(new, span):
-                    chosen = chosen if self._drafting.taps.widens else range(first_scored, count)
-                    at = place + first_scored - chosen.start
-                    wanted.scored.append(_Scored(span.slot, at, targets, new.sampling.prompt_logprobs))
-            if span.draft_tokens:
-                wanted.drafted.append((span.slot, len(wanted.draws), len(span.drafts)))
-            if pooled is None:
-                wanted.draws += (place + index - chosen.start for index in drawn)
-            wanted.tokens += (first + index for index in chosen)
-            first += count
-        return wanted
-
     def _launch_pooled(self, span: ScheduledTokens, places: slice) -> Pooled | None:
         tensor, executor = self._place.tensor, self._executor
-        row = np.array([places.stop - 1], np.int64)
+        row = last_of(places)
         return self._pooler.begin(span, tensor(executor.hidden())[places], lambda: tensor(executor.logits(row)))
 
     def _draw(
@@ -457,12 +457,11 @@ class ModelRunner:
             self._known[row] += 1
         return draws, samples, followers
 
-    def _score(self, entry: _Scored) -> Iterator[PromptScores]:
-        for begin in range(0, len(entry.targets), PROMPT_LOGIT_ROWS):
-            targets = entry.targets[begin : begin + PROMPT_LOGIT_ROWS]
-            start = entry.first + begin
-            logits = self._executor.logits(np.arange(start, start + len(targets), dtype=np.int64))
-            yield self._sampler.begin_prompt_logprobs(logits, targets, entry.top)
+    def _score(self, entry: Scored) -> Iterator[PromptScores]:
+        for rows in entry.parts():
+            begin = int(rows[0]) - entry.first
+            targets = entry.targets[begin : begin + len(rows)]
+            yield self._sampler.begin_prompt_logprobs(self._executor.logits(rows), targets, entry.top)
 
 
 Outstanding = TypeVar("Outstanding", _InFlightStep, StepResult)
@@ -484,8 +483,3 @@ def _places(media: MediaStore, new: NewSequence, refused: dict[int, str]) -> npt
     except MediaError as error:
         refused[new.slot] = str(error)  # it is computed with others in this step, and ends with it
         return None
-
-
-def _targets(new: NewSequence, span: ScheduledTokens) -> tuple[int, ...]:
-    """The prompt tokens that a span's tokens predict, from the first that is scored."""
-    return new.prompt_ids[new.sampling.first_scored(span.start) + 1 : span.start + len(span.tokens) + 1]

@@ -7,11 +7,11 @@ from penstock.layers.adapters import add_adapters
 from penstock.runtime.adapter_loading import AdapterLoader
 from penstock.runtime.adapters import AdapterRoom
 from penstock.startup.adapter_room import adapter_bytes
-from penstock.startup.engine_spec import EngineSpec
+from penstock.startup.engine_spec import Declaration
 from penstock.weights.loader import StoredMatrices
 
 
-def make_adapter_room(spec: EngineSpec) -> AdapterRoom:
+def make_adapter_room(spec: Declaration) -> AdapterRoom:
     """The room of a model, before its steps are recorded; the null form where none are asked for.
 
     Raises:

@@ -15,7 +15,7 @@ from penstock.config.limits import PROMPT_LOGIT_ROWS
 from penstock.config.resolve import Decision
 from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
-from penstock.layers.part import ModelPart
+from penstock.layers.part import WHOLE
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
@@ -23,6 +23,8 @@ from penstock.runtime.graph_captures import CudaGraphCapture, DryRun, GraphCaptu
 from penstock.runtime.graphs import DecodeGraphs, Recordable, padded_queries, padded_sizes
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.logits_processors import load_processors
+from penstock.runtime.pipeline.lead import StagedSteps
+from penstock.runtime.pipeline.stage import Stage
 from penstock.runtime.pooling import Pooler
 from penstock.runtime.ranks.step_sizes import StepSizes
 from penstock.runtime.runner import Collaborators, ModelRunner
@@ -40,6 +42,7 @@ from penstock.startup.memory_plan import format_bytes
 from penstock.startup.out_of_memory import oom_as_plan_error
 from penstock.startup.peak import measure
 from penstock.startup.scheduling import spare_states
+from penstock.startup.staging import taps_here, types_here
 from penstock.startup.warm_up import WarmUp
 from penstock.weights.loader import load_weights
 
@@ -127,22 +130,38 @@ def make_parts(
         taps: hidden states that are kept of every step besides those that a draft head reads.
         workers: of the other ranks, which have loaded theirs; None for no others.
     """
-    options, plan = spec.options, spec.plan
-    spare = options.device != "cpu"  # a state for unused rows of captured steps
-    sizes = StepSizes(
-        kv_types=tuple(kv_types),
-        kv_blocks=plan.kv_blocks,
-        max_model_len=plan.max_model_len,
-        rows=rows,
-        logit_rows=logit_rows,
-        state_slots=rows + spare_states(plan) + spare,
-        taps=(*_tapped(spec), *taps),
-    )
+    sizes = _sizes(spec, kv_types, rows, logit_rows, taps)
     if workers is None:
         return rank_parts(spec, sizes)
     workers.make(sizes)
     memory, builder, executor = rank_parts(spec, sizes)
     return memory, builder, workers.join(executor, memory)
+
+
+def _engine_parts(
+    spec: EngineSpec, kv_types: Sequence[str], rows: int, workers: Workers | None
+) -> tuple[KVMemory, BatchBuilder, Executor | StagedSteps]:
+    """As `make_parts`; where stages of layers compute one after the other, this process has the first one."""
+    logit_rows = max(rows, PROMPT_LOGIT_ROWS)
+    if workers is None or len(spec.stages) == 1:
+        return make_parts(spec, kv_types, rows, logit_rows, workers=workers)
+    sizes = _sizes(spec, kv_types, rows, logit_rows, ())
+    memory, builder, first = rank_parts(spec, sizes)
+    workers.make(replace(sizes, given=first.gives))
+    return memory, builder, workers.behind(Stage(first, memory, last=False, taps=taps_here(spec.model, sizes.taps)))
+
+
+def _sizes(spec: EngineSpec, kv_types: Sequence[str], rows: int, logit_rows: int, taps: Sequence[str]) -> StepSizes:
+    spare = spec.options.device != "cpu"  # a state for unused rows of captured steps
+    return StepSizes(
+        kv_types=tuple(kv_types),
+        kv_blocks=spec.plan.kv_blocks,
+        max_model_len=spec.plan.max_model_len,
+        rows=rows,
+        logit_rows=logit_rows,
+        state_slots=rows + spare_states(spec.plan) + spare,
+        taps=(*_tapped(spec), *taps),
+    )
 
 
 def rank_parts(spec: Declaration, sizes: StepSizes) -> tuple[KVMemory, BatchBuilder, Executor]:
@@ -153,7 +172,7 @@ def rank_parts(spec: Declaration, sizes: StepSizes) -> tuple[KVMemory, BatchBuil
         model.cache_specs,
         sizes.kv_blocks,
         options.block_size,
-        kv_types=sizes.kv_types,
+        kv_types=types_here(model, sizes.kv_types),
         device=options.torch_device,
         state_slots=sizes.state_slots,
         shared=model.whole_prompts,
@@ -161,8 +180,8 @@ def rank_parts(spec: Declaration, sizes: StepSizes) -> tuple[KVMemory, BatchBuil
     builder = _builder(spec, sizes.rows, sizes.max_model_len)
     assert options.max_num_batched_tokens
     most, fast = options.max_num_batched_tokens, options.arithmetic == "fast"
-    kept = not options.on_gpu and options.pack_cache != "off" and spec.ranks.alone
-    part = ModelPart(taps=sizes.taps)
+    kept = not options.on_gpu and options.pack_cache != "off" and spec.ranks.alone and model.part is WHOLE
+    part = replace(model.part, taps=taps_here(model, sizes.taps), given=sizes.given)
     return memory, builder, make_executor(model, memory.caches, most, sizes.logit_rows, fast, part, kept=kept)
 
 
@@ -194,15 +213,16 @@ def make_runner(
     rows: int,
     drafting: Drafting | None = None,
     workers: Workers | None = None,
-) -> tuple[ModelRunner, Executor]:
+) -> tuple[ModelRunner, Executor | StagedSteps]:
     """The runner of a loaded model, for so many sequences a step, and what runs its steps."""
     options, plan = spec.options, spec.plan
     meter = memory_meter(options.torch_device)
     lower = partial(smaller_share, options, plan, meter)
     adapters = make_adapter_room(spec)
+    if workers is not None:
+        workers.share(adapters)
     with oom_as_plan_error(plan, "the caches were made", lower):
-        logit_rows = max(rows, PROMPT_LOGIT_ROWS)
-        memory, builder, executor = make_parts(spec, kv_types, rows, logit_rows, workers=workers)
+        memory, builder, executor = _engine_parts(spec, kv_types, rows, workers)
     model = spec.model
     kernel = spec.kernels.sampling()
     processors = load_processors(options.logits_processors)
@@ -241,6 +261,7 @@ def make_runner(
             media=row_store(model, options, memory.caches),
             drafting=drafting,
             adapters=adapters,
+            stages=executor if isinstance(executor, StagedSteps) else None,
         ),
     )
     return runner, executor

@@ -14,11 +14,14 @@ from penstock.config.environment import pack_folder
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine, free_bytes
 from penstock.config.options import EngineOptions
+from penstock.config.ranks import rank_count
 from penstock.config.resolve import Decision, ModelFacts, chosen_gpu, resolve
+from penstock.config.speculation import speculation
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
+from penstock.layers.part import WHOLE, ModelPart
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.parallel.ranks import Ranks
 from penstock.quant.decode import native_block_decoder
@@ -34,6 +37,7 @@ from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, format_bytes
 from penstock.startup.rank_plan import check_model, rank_machine, rank_notes, with_rank_kv
 from penstock.startup.resident import packer_of, resident_bytes
 from penstock.startup.sharding import shard
+from penstock.startup.staging import hold, stages_of
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
@@ -62,7 +66,7 @@ class Declaration:
         groups: its cache groups.
         kernels: the implementation of every op.
         weights: how each of the model's weights comes into memory; () for a model that reads them itself.
-        ranks: whose part of the model it is.
+        ranks: whose share of each layer it is.
     """
 
     checkpoint: Checkpoint
@@ -84,12 +88,14 @@ class EngineSpec(Declaration):
         settings: derived options and why.
         limits: what the plan was made under.
         draft: the model that drafts for it, if any.
+        stages: parts of the model, the first of which is this one; one alone where layers are not dealt.
     """
 
     plan: MemoryPlan
     settings: tuple[Decision, ...]
     limits: MemoryLimits
     draft: DraftSpec | None = None
+    stages: tuple[ModelPart, ...] = (WHOLE,)
 
     def with_model(self, model: Model, kernels: KernelSet) -> EngineSpec:
         """The same engine with another declaration of its model, on other kernels."""
@@ -108,8 +114,10 @@ def measure_machine(device: str = "auto") -> Machine:
     return this_machine(gpus)
 
 
-def declare_rank(options: EngineOptions, max_model_len: int, ranks: Ranks, group: Group) -> Declaration:
-    """A rank's part of a model that another one leads, by options that one has made concrete.
+def declare_rank(
+    options: EngineOptions, max_model_len: int, ranks: Ranks, group: Group, part: ModelPart = WHOLE
+) -> Declaration:
+    """A rank's share of a model's layers, or of those of a part, by options that the one that leads has made concrete.
 
     Raises:
         CheckpointError: the model cannot be read; ConfigError: an option cannot be honoured here.
@@ -117,7 +125,7 @@ def declare_rank(options: EngineOptions, max_model_len: int, ranks: Ranks, group
     checkpoint = _opened(options)
     kernels = resolve_kernels(_context(options))
     model = _declared(checkpoint, options, ranks, group, kernels, max_model_len)
-    plans = _weight_plans(model, checkpoint, options)
+    plans = hold(model, part, _weight_plans(model, checkpoint, options))
     groups = group_layers(model.cache_specs)
     return Declaration(checkpoint, model_facts(checkpoint), options, model, groups, kernels, plans, ranks)
 
@@ -141,8 +149,12 @@ def _declared(
     with torch.device(options.torch_device):  # its constants are made there
         dtype = getattr(torch, options.dtype)
         model = build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
-    if not ranks.alone:
-        shard(model, ranks, group)
+    if not ranks.alone and not model.runs:
+        drafts = speculation(options.speculative_config)
+        heads = drafts is not None and drafts.loads and drafts.method != "draft_model"  # which read the target's tables
+        lora = options.enable_lora
+        plans = _weight_plans(model, checkpoint, options)
+        shard(model, checkpoint, plans, ranks, group, tables=not (heads or lora), adapters=lora)
     return model
 
 
@@ -187,7 +199,7 @@ def make_engine_spec(
     kernels, model = _on_kernels(declare, concrete)
     if model.runs and concrete.on_gpu:
         return make_spec_on_cpu(options, machine, model.runs, drafts)
-    if not ranks.alone:
+    if rank_count(concrete) > 1:
         check_model(model, concrete)
         concrete = with_rank_kv(options, concrete, model, facts)
     groups = group_layers(model.cache_specs)
@@ -210,10 +222,12 @@ def make_engine_spec(
         plans = _weight_plans(model, checkpoint, concrete)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += _notes(model, plan, plans, kernels)
-    settings += rank_notes(concrete)
+    stages = stages_of(model, plans, concrete)
+    settings += rank_notes(concrete, stages, model)
+    plans = hold(model, stages[0], plans)
     return EngineSpec(
         checkpoint, facts, concrete, model, groups, kernels, plans, ranks,
-        plan=plan, settings=tuple(settings), limits=limits, draft=draft,
+        plan=plan, settings=tuple(settings), limits=limits, draft=draft, stages=stages,
     )  # fmt: skip
 
 
@@ -321,6 +335,8 @@ def packed_file(spec: Declaration) -> tuple[PackedFile | None, str]:
         return None, "random weights need no file"
     if not packer_of(spec.kernels).native:
         return None, "only the native library's packing is"
+    if spec.model.part is not WHOLE:
+        return None, "stages have parts of the model, which may be others the next time"
     size = spec.facts.file_bytes
     if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.config.cache_spec import CacheGroup
 from penstock.layers.batch import Batch, GroupTables
+from penstock.layers.part import WHOLE
 from penstock.models.registry import Model
 from penstock.runtime.executor import EagerExecutor
 from penstock.runtime.kv_memory import KVMemory
@@ -38,7 +39,7 @@ def choose_kv_types(
         model: loaded.
         groups: its cache groups.
         wanted: the type asked for. float32, float16 and bfloat16 are taken as they are, and so is any where the model
-            makes no distributions.
+            makes no distributions, or a part of it is elsewhere.
         block_size: tokens of a block.
         device: the model's.
 
@@ -48,7 +49,7 @@ def choose_kv_types(
     """
     layers = len(model.cache_specs)
     uniform = (wanted,) * layers
-    if wanted not in PROBED_TYPES or model.head is None:
+    if wanted not in PROBED_TYPES or model.head is None or model.part is not WHOLE:
         return KvTypes(uniform, "")
     probe = _Probe(model, groups, block_size, torch.device(device))
     exact = probe.log_probabilities((FULL,) * layers)

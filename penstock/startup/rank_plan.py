@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.config.cache_spec import CacheKind
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import local_ranks, rank_count, several
+from penstock.config.ranks import rank_count, several
 from penstock.config.resolve import Decision, ModelFacts
+from penstock.layers.part import ModelPart
 from penstock.models.registry import Model
 
 
 def rank_machine(machine: Machine, options: EngineOptions) -> Machine:
-    """A rank's part of a machine whose memory all of them share."""
-    return replace(machine, memory_available=machine.memory_available // local_ranks(options))
+    """The part of a machine that one share of the layers gets, whose memory all ranks have together.
+
+    Stages divide it as they divide layers: what is planned is the sum of them.
+    """
+    return replace(machine, memory_available=machine.memory_available // options.tensor_parallel_size)
 
 
 def check_model(model: Model, options: EngineOptions) -> None:
@@ -37,16 +42,24 @@ def with_rank_kv(asked: EngineOptions, options: EngineOptions, model: Model, fac
     if options.kv_cache_memory is None:
         return options
     if asked.kv_cache_memory is not None:
-        return replace(options, kv_cache_memory=max(1, asked.kv_cache_memory // rank_count(options)))
+        return replace(options, kv_cache_memory=max(1, asked.kv_cache_memory // options.tensor_parallel_size))
     whole = sum(layer.elements_per_token for layer in facts.layers)
     kept = (spec for spec in model.cache_specs if not spec.state)
     own = sum(spec.num_kv_heads * (spec.key_dim + (0 if spec.latent else spec.value_dim)) for spec in kept)
     return replace(options, kv_cache_memory=max(1, options.kv_cache_memory * min(own, whole) // max(1, whole)))
 
 
-def rank_notes(options: EngineOptions) -> list[Decision]:
+def rank_notes(options: EngineOptions, stages: Sequence[ModelPart], model: Model) -> list[Decision]:
     """What an engine tells of its ranks."""
     count = rank_count(options)
     if count == 1:
         return []
-    return [Decision("ranks", str(count), f"{several(options)}: processes; memory and threads told are those of one")]
+    share = "memory and threads told are those of one share of all layers"
+    told = [Decision("ranks", str(count), f"{several(options)}: processes; {share}")]
+    if len(stages) > 1:
+        layers = len(model.blocks)
+        counts = ", ".join(str((layers if part.end is None else part.end) - part.first) for part in stages)
+        why = "by what a step reads of each" if options.pipeline_layer_split is None else "--pipeline-layer-split"
+        told.append(Decision("layers of stages", counts, why))
+    told += (Decision(f"{kind} layers", "whole in every rank", why) for kind, why in model.kept_whole.items())
+    return told

@@ -14,6 +14,7 @@ def spare_states(plan: MemoryPlan) -> int:
 def scheduler_options(options: EngineOptions, plan: MemoryPlan, *, whole_prompts: bool = False) -> SchedulerOptions:
     """For concrete options. An encoder's prompts, computed whole, are not kept in the cache, nor shared."""
     assert options.max_num_seqs and options.max_num_batched_tokens and options.depth is not None
+    stages = options.pipeline_parallel_size
     return SchedulerOptions(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -22,10 +23,11 @@ def scheduler_options(options: EngineOptions, plan: MemoryPlan, *, whole_prompts
         num_blocks=plan.kv_blocks,
         enable_prefix_caching=options.enable_prefix_caching and not whole_prompts,
         policy=options.policy,
-        depth=options.depth,
+        depth=options.depth if stages == 1 else stages - 1,
         max_chunk_tokens=None if whole_prompts else options.max_chunk_tokens,
         recurrent=plan.state_bytes > 0,
         checkpoints=spare_states(plan),
         whole_prompts=whole_prompts,
         share_prefix_cache=options.share_prefix_cache,
+        stages=stages,
     )

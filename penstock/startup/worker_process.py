@@ -1,8 +1,7 @@
-"""A rank's process: `python -m penstock.startup.worker_process PACKAGE DESCRIPTOR PARENT [LIFELINE OWN]`.
+"""A rank's process: `penstock.startup.worker_process PACKAGE ENDS`, of `startup.workers` or `penstock worker`.
 
-It takes its orders from the wire whose end lies open at that descriptor, and ends with it: when the one that leads
-closes it or dies. Linux kills it with its parent: the one that leads, or `penstock worker` on another machine. That
-one gives a lifeline's descriptor too, and in JSON what is this machine's own (`Own`).
+It takes its orders from the wire whose end lies open in it, and ends with it: when the one that leads closes it or
+dies. Linux kills it with its parent, which is the one that leads or, on another machine, `penstock worker`.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.config.environment import read_environment, settle_torch
@@ -65,6 +64,29 @@ def watch(ends: Sequence[int], group: Group, parent: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Ends:
+    """What such a process is started with, as JSON: descriptors that lie open in it, and who it is.
+
+    Attributes:
+        wire: to the one that leads.
+        parent: process id.
+        memory: of the ranks of its stage; None for one alone.
+        rank: which of those it is.
+        links: from the stage before, and to the one behind; () where there are no stages.
+        life: the lifeline to another machine.
+        own: fields of `Own`.
+    """
+
+    wire: int
+    parent: int
+    memory: int | None = None
+    rank: int = 0
+    links: Sequence[int] = ()
+    life: int | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Own:
     """What a worker of another machine does not take from the one that leads.
 
@@ -83,6 +105,7 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire, own: Own) -> Decla
     Raises:
         PenstockError: as for an engine that starts; also for another model.
     """
+    from penstock.layers.part import WHOLE, ModelPart
     from penstock.runtime.ranks import messages
     from penstock.startup.build_runner import fill
     from penstock.startup.claim import Claim
@@ -94,7 +117,8 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire, own: Own) -> Decla
     one = replace(options, threads=own.threads or launch.threads, workers_address=None, **alone)
     Claim(one).settle(one)
     count = options.tensor_parallel_size
-    spec = declare_rank(options, launch.max_model_len, Ranks(launch.rank % count, count), group)
+    part = WHOLE if launch.layers == (0, None) else ModelPart(*launch.layers)
+    spec = declare_rank(options, launch.max_model_len, Ranks(launch.rank % count, count), group, part)
     if spec.facts.file_bytes != launch.model_bytes:
         raise ConfigError(
             f"{options.model} is another model: its tensors take {spec.facts.file_bytes} bytes, not "
@@ -106,10 +130,14 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire, own: Own) -> Decla
     return spec
 
 
-def serve(wire: Wire, group: Group, own: Own) -> None:
-    """Loads, makes and runs what it is told. Whatever is raised is this rank's end."""
+def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = ()) -> None:
+    """Loads, makes and runs what it is told, or what a stage before gives. Whatever is raised is this rank's end.
+
+    `links`: of a stage, sockets from the one before it and to the one behind it.
+    """
     from penstock.runtime.ranks import messages
     from penstock.runtime.ranks.follower import Follower
+    from penstock.startup.adapters import make_adapter_room
     from penstock.startup.build_runner import rank_parts
     from penstock.weights.weight_plan import planned_bytes
 
@@ -123,10 +151,15 @@ def serve(wire: Wire, group: Group, own: Own) -> None:
     make = _next(wire, messages.Make)
     if make is None:
         return
+    adapters = make_adapter_room(spec)
     memory, builder, executor = rank_parts(spec, make.sizes)
-    follower = Follower(executor, memory, builder)
     wire.send(messages.encode(messages.Ready(executor.describe)))
-    follower.serve(wire)
+    if links:
+        from penstock.startup.stage_process import serve_stage
+
+        serve_stage(executor, memory, links, last=spec.model.part.end is None)
+    else:
+        Follower(executor, memory, builder, adapters).serve(wire)
 
 
 def _next(wire: Wire, kind: type[T]) -> T | None:
@@ -154,20 +187,21 @@ def last_words(error: BaseException) -> messages.Failed:
 
 def main() -> int:
     """The process's life; returns its exit status."""
-    number, parent = int(sys.argv[2]), int(sys.argv[3])
-    lifelines = [int(word) for word in sys.argv[4:5]]
-    own = Own(**json.loads(sys.argv[5])) if lifelines else Own()
-    die_with(parent)
+    ends = Ends(**json.loads(sys.argv[2]))
+    die_with(ends.parent)
     logging.basicConfig(handlers=[log_handler(form=read_environment().log_format)])
     settle_torch()
+    from penstock.kernels.cpu.rank_group import RankGroup, make_memory
     from penstock.runtime.ranks import messages
-    from penstock.runtime.ranks.group import NullGroup
     from penstock.runtime.ranks.wire import Wire, WireClosed
 
-    wire, group = Wire(socket.socket(fileno=number)), NullGroup()
-    threading.Thread(target=watch, args=((number, *lifelines), group, parent), name="lead-watch", daemon=True).start()
+    memory = make_memory(1) if ends.memory is None else ends.memory
+    wire, group = Wire(socket.socket(fileno=ends.wire)), RankGroup(memory, ends.rank)
+    os.close(memory)
+    watched = [ends.wire] if ends.life is None else [ends.wire, ends.life]
+    threading.Thread(target=watch, args=(watched, group, ends.parent), name="lead-watch", daemon=True).start()
     try:
-        serve(wire, group, own)
+        serve(wire, group, Own(**ends.own), [socket.socket(fileno=link) for link in ends.links])
     except WireClosed:
         return 0
     except BaseException as error:

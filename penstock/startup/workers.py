@@ -7,6 +7,7 @@ are ended, and the step that runs raises EngineDeadError with the reason.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import selectors
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,16 +30,22 @@ from penstock.config.environment import worker_token
 from penstock.config.errors import CheckpointError, ConfigError, EngineDeadError, MemoryPlanError, PenstockError
 from penstock.config.options import EngineOptions
 from penstock.config.ranks import local_ranks, rank_count, rank_threads
+from penstock.kernels.cpu.rank_group import WATCHER, RankGroup, make_memory
 from penstock.parallel.ranks import Ranks
 from penstock.runtime.ranks import joining, messages
-from penstock.runtime.ranks.group import Group, NullGroup
-from penstock.runtime.ranks.lead import LeadExecutor, told
+from penstock.runtime.ranks.group import Group
+from penstock.runtime.ranks.lead import LeadAdapters, LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
+from penstock.startup.door import Door, relay
 from penstock.startup.memory_plan import format_bytes
+from penstock.startup.stage_sockets import StageSockets
 
 if TYPE_CHECKING:
+    from penstock.runtime.adapters import AdapterRoom
     from penstock.runtime.executor import Executor
     from penstock.runtime.kv_memory import KVMemory
+    from penstock.runtime.pipeline.lead import StagedSteps
+    from penstock.runtime.pipeline.stage import Stage
     from penstock.runtime.ranks.step_sizes import StepSizes
     from penstock.startup.build_runner import Loading
     from penstock.startup.engine_spec import EngineSpec
@@ -78,16 +85,13 @@ class Worker:
         """For people."""
         return f"rank {self.ranks.rank} of {self.ranks.count}"
 
-    def start(self, far_end: socket.socket) -> None:
-        """Starts the process, in which the far end of the wire is open."""
-        package = str(Path(__file__).resolve().parents[2])
-        words = [package, str(far_end.fileno()), str(os.getpid())]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", PROGRAM, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            pass_fds=(far_end.fileno(),),
-        )
+    def start(self, far_end: socket.socket, place: tuple[int, int], links: Sequence[socket.socket] = ()) -> None:
+        """Starts the process, in which the far end of the wire is open, the memory that ranks share, and a stage's ends
+        of sockets to others. `place`: that memory, and which of its ranks this is."""
+        memory, rank = place
+        ends = {"wire": far_end.fileno(), "parent": os.getpid(), "memory": memory, "rank": rank}
+        numbers = [link.fileno() for link in links]
+        self.process = run_worker({**ends, "links": numbers}, (far_end.fileno(), memory, *numbers))
 
     def cut(self) -> None:
         """Ends what connects it with this process."""
@@ -132,8 +136,12 @@ class Workers:
         """
         self.count, self._local = rank_count(options), local_ranks(options)
         self._address = options.workers_address
-        self.group: Group = NullGroup()
+        self._columns = options.tensor_parallel_size  # ranks of a stage
+        self._memories = [make_memory(self._columns) for _ in range(options.pipeline_parallel_size)]
+        self.group: Group = RankGroup(self._memories[0], 0)
+        self._groups = [self.group, *(RankGroup(memory, WATCHER) for memory in self._memories[1:])]
         self._threads = options.threads
+        self._sockets = StageSockets(options.pipeline_parallel_size, self._columns)
         self._workers: list[Worker] = []
         self._error: PenstockError | None = None
         self._changed = threading.Condition()
@@ -160,10 +168,12 @@ class Workers:
         cores = self._threads or (spec.options.threads or 1) * self._local
         level = logging.getLogger("penstock").getEffectiveLevel()
         for worker in self._workers:
+            part = spec.stages[worker.ranks.rank // options.tensor_parallel_size]
             launch = messages.Launch(
                 options=options,
                 rank=worker.ranks.rank,
                 count=self.count,
+                layers=(part.first, part.end),
                 max_model_len=spec.plan.max_model_len,
                 threads=rank_threads(cores, worker.ranks.rank, self._local),
                 log_level=level,
@@ -197,6 +207,19 @@ class Workers:
         memory.told = told(self)
         return LeadExecutor(executor, self, self.count)
 
+    def share(self, adapters: AdapterRoom) -> None:
+        """The other ranks read and place what this one does."""
+        adapters.others = LeadAdapters(self)
+
+    def behind(self, first: Stage) -> StagedSteps:
+        """This rank's stage with those of the others, which have made theirs."""
+        from penstock.startup.stage_process import lead_stages
+
+        others = (answer.describe for answer in self._answers() if isinstance(answer, messages.Ready))
+        self._serving = True
+        described = (first.describe, *others)[:: self._columns]
+        return lead_stages(first, self._sockets, described, self.failed)
+
     def check(self) -> None:
         """Raises the error of a worker that has failed, if one has."""
         if self._error is not None:
@@ -227,7 +250,6 @@ class Workers:
         self._stop()
         if threading.current_thread() is not self._watcher:  # which may be collecting garbage
             self._watcher.join()
-            self.group.close()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -260,7 +282,8 @@ class Workers:
             return [worker.answers.pop(0) for worker in self._workers]
 
     def _stop(self) -> None:
-        self.group.stop()
+        for group in self._groups:
+            group.stop()
         for worker in self._workers:
             worker.cut()
 
@@ -289,14 +312,18 @@ class Workers:
             worker = Worker(Ranks(rank, self.count), Wire(near))
             with far:
                 try:
-                    worker.start(far)
+                    stage, column = divmod(rank, self._columns)
+                    worker.start(far, (self._memories[stage], column), self._sockets.of(stage, column))
                 except OSError as error:
                     near.close()
                     self._note(EngineDeadError(f"{worker.name} cannot be started: {error}."))
                     return
             self._add(worker, selector)
+        for memory in self._memories:  # which all have now
+            os.close(memory)
         if self._address is not None:
             self._gather(selector, self._address)
+        self._sockets.handed_over()
 
     def _add(self, worker: Worker, selector: selectors.BaseSelector) -> None:
         selector.register(worker.wire, selectors.EVENT_READ, worker)
@@ -309,32 +336,24 @@ class Workers:
     def _gather(self, selector: selectors.BaseSelector, address: str) -> None:
         """Lets workers of other machines join until all are there; those that are may go meanwhile."""
         try:
-            token = joining.check_token(worker_token())
-            host, port = joining.address_of(address, "--workers-address")
-            door = joining.listen(host, port)
+            door = Door(address, worker_token())
         except ConfigError as error:
             self._note(error)
             return
-        waiting: dict[bytes, joining.Caller] = {}
         with door:
             log.info("waiting for %d workers at %s", self.count - self._local, address)
             while len(self._workers) < self.count - 1 and not self._closing and self._error is None:
                 for key, _ in selector.select(0):
                     self._hear(key.data)
-                caller = joining.admit(door, token, _LOOK_S)
-                if caller is None:
+                joined = door.next(_LOOK_S)
+                if joined is None:
                     continue
-                other = waiting.pop(caller.worker, None)
-                if other is None or other.kind == caller.kind:
-                    waiting[caller.worker] = caller
-                    if other is not None:
-                        other.connection.close()
-                    continue
-                wire, life = (caller, other) if caller.kind == joining.WIRE else (other, caller)
-                ranks = Ranks(1 + len(self._workers), self.count)
-                self._add(Worker(ranks, Wire(wire.connection), life.connection), selector)
-        for caller in waiting.values():
-            caller.connection.close()
+                rank = 1 + len(self._workers)
+                source, target = self._sockets.of(rank // self._columns, rank % self._columns)
+                relay(source.dup(), joined[joining.FROM])
+                relay(joined[joining.TO], target.dup())
+                wire = Wire(joined[joining.WIRE])
+                self._add(Worker(Ranks(rank, self.count), wire, joined[joining.LIFE]), selector)
 
     def _hear(self, worker: Worker) -> None:
         if worker.life is not None and gone(worker.life):
@@ -372,6 +391,17 @@ class Workers:
                     log.error("%s", error)
             self._changed.notify_all()
         self._stop()
+
+
+def run_worker(ends: Mapping[str, object], passed: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Starts a process with `worker_process.Ends`, and hands these descriptors over.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    words = [str(Path(__file__).resolve().parents[2]), json.dumps(ends)]
+    command = [sys.executable, "-P", "-c", PROGRAM, *words]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=passed)
 
 
 def gone(life: socket.socket) -> bool:

@@ -324,8 +324,8 @@ class StructuredOutputManager:
             state = step.get(row.slot)
             if state is not None and row.error == NO_TOKEN_ALLOWED and state.banned is not None:
                 changed[row.slot] = row._replace(error=BANNED_AND_HELD)
-            if state is None or not row.tokens:
-                continue
+            if state is None or not row.tokens or state.owner[0] not in self._active:
+                continue  # where its request has ended meanwhile, nobody takes the token
             try:
                 tokens = self._up_to_stop(state, row.tokens)
                 following = state.accept(tokens, defer=perf_counter() > latest)

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.kernels.api import Matrix
-from penstock.kernels.canonical import Canonical, Plain, concatenate, take_rows
+from penstock.kernels.canonical import Canonical, Plain, concatenate, take_columns, take_rows
 from penstock.kernels.plain import FLOAT_FORMATS, plain_matrix
 from penstock.kernels.staging import to_device
 from penstock.layers.decoder import DecoderModel
+from penstock.layers.weight import WeightPart
 from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.decode import canonical_tensor, decoded_rows, dequantize, stored_matrix
 from penstock.quant.encode import quantize_matrix
@@ -156,19 +158,23 @@ class _Reader:
         return parts
 
     def _matrix(self, source: Source, form: Form | None, plan: WeightPlan) -> Matrix:
-        matrix = self._stored(source)
+        matrix = self.stored(source)
         form = form or decide(plan.weight, matrix, plan.target)
-        if form.encoded and isinstance(matrix, Plain):
+        if form.encoded and isinstance(matrix, Plain):  # whole rows, whose length the format may depend on
             matrix = _encoded(form.encoded, source, matrix, plan.target.staging)
+        if (columns := source.part.columns) is not None:
+            matrix = take_columns(matrix, *columns)
         return _decoded(matrix, plan.dtype, plan.target.staging) if form.decoded else matrix
 
-    def _stored(self, source: Source) -> Canonical:
+    def stored(self, source: Source) -> Canonical:
+        """One part of a weight, as it is stored."""
         stored = self._canonical(source) if source.part.transform is None else None
         if stored is None:
             kept = "f32" if source.plain is None else kept_float(source.plain.format)
             return plain_matrix(self.tensor(source, FLOAT_FORMATS[kept]))
         self._meter.count(source.nbytes)
-        return stored if source.part.rows is None else take_rows(stored, source.part.rows)
+        rows = _rows(source.part, stored.shape[0])
+        return stored if rows is None else take_rows(stored, rows)
 
     def _canonical(self, source: Source) -> Canonical | None:
         if source.plain is None:
@@ -195,7 +201,32 @@ class _Reader:
             tensor = canonical_tensor(matrix, dtype).reshape(part.shape)
         self._meter.count(source.nbytes)
         tensor = tensor if part.rows is None else tensor[torch.from_numpy(part.rows)]
-        return tensor if part.transform is None else part.transform(tensor)
+        if part.entries is None:
+            return tensor if part.transform is None else part.transform(tensor)
+        own = slice(*part.entries[:2])
+        if part.transform is None or part.shape[0] == part.entries[2]:
+            return tensor[own] if part.transform is None else part.transform(tensor[own])
+        return part.transform(tensor)[own]
+
+
+def _rows(part: WeightPart, stored: int) -> npt.NDArray[np.int64] | None:
+    """Which of a matrix's rows a part takes; None for all."""
+    if part.entries is None:
+        return part.rows
+    each = stored // part.entries[2]
+    return np.arange(part.entries[0] * each, part.entries[1] * each, dtype=np.int64)
+
+
+def stored_rows(checkpoint: Checkpoint, source: Source) -> Canonical:
+    """A matrix of the checkpoint's quantisation method, as it is stored.
+
+    Raises:
+        CheckpointError: it cannot be decoded.
+    """
+    reader = _Reader(checkpoint, checkpoint_method(checkpoint.config, checkpoint.tensors), _Meter(0, None))
+    found = reader.stored(source)
+    reader.let_go()
+    return found
 
 
 class StoredMatrices:
@@ -219,7 +250,7 @@ class StoredMatrices:
         if source is None:
             raise CheckpointError(f"{self._checkpoint.path} has no matrix of its own for {name}.")
         method = checkpoint_method(self._checkpoint.config, self._checkpoint.tensors)
-        plain = replace(source, part=replace(source.part, rows=None, transform=None))
+        plain = replace(source, part=replace(source.part, rows=None, transform=None, columns=None))
         reader = _Reader(self._checkpoint, method, _Meter(0, None))
         if source.part.key.endswith(".transposed"):
             yield reader.tensor(plain, torch.float32).T

@@ -88,6 +88,8 @@ def matched(model: DecoderModel, checkpoint: Checkpoint, method: Method) -> list
     sources = [(weight, list(_sources(weight, names, checkpoint, method, faults))) for weight in model.weights()]
     _check_shapes(sources, checkpoint, faults)
     used = {name for _, found in sources for source in found for name in source.names}
+    others = (part for weight, _ in sources for part in weight.others)  # which other ranks read
+    used |= {name for part in others if (found := _find(part, names, checkpoint, method)) for name in found.names}
     ignorable = [re.compile(pattern) for pattern in (*model.ignorable, *method.ignorable)]
     for name, stored in names.items():
         if stored not in used and not any(pattern.fullmatch(name) for pattern in ignorable):

@@ -157,7 +157,7 @@ def _planned(weight: Weight, sources: tuple[Source, ...], target: LoadTarget, co
 def decide(weight: Weight, matrix: Canonical, target: LoadTarget) -> Form:
     """What becomes of a matrix of a packed weight; of its numbers nothing is read, they may be absent."""
     asked = requested(target.quantize, weight) if target.quantize and isinstance(matrix, Plain) else None
-    packed = _sample(asked, matrix.shape[1]) if asked else matrix
+    packed = sample(asked, matrix.shape[1]) if asked else matrix
     refused = "its kernel takes plain matrices" if weight.packable is None else weight.packable(packed)
     return Form(asked or "", refused or "")
 
@@ -193,8 +193,9 @@ def decoded_formats(plans: Iterable[WeightPlan]) -> dict[str, str]:
 def _expected(weight: Weight, source: Source) -> Canonical:
     """The matrix of a source that is stored as one tensor, as it is packed, without its numbers."""
     assert source.plain is not None
-    inputs, nothing = weight.shape[-1], np.empty(0, np.uint8)
-    shape = prod(source.part.shape) // inputs, inputs
+    part, nothing = source.part, np.empty(0, np.uint8)
+    inputs = weight.shape[-1] if part.columns is None else part.shape[0 if part.transform else -1]
+    shape = prod(part.shape) // inputs, inputs
     matrix = None if source.part.transform else matrix_of(source.plain.format, shape, nothing)
     return matrix or Plain(kept_float(source.plain.format), shape, nothing)
 
@@ -205,12 +206,12 @@ def kept_float(format: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _sample(format: str, inputs: int) -> Canonical:
+def sample(format: str, inputs: int) -> Canonical:
     """A matrix of one row in a format, to ask kernels about."""
     return quantize_matrix(format, np.linspace(-1.0, 1.0, inputs, dtype=np.float32).reshape(1, inputs))
 
 
 def _made(format: str, inputs: int) -> str:
     """The format that rows get which are no whole blocks of the one that was asked for."""
-    sample = _sample(format, inputs)
-    return sample.format if isinstance(sample, (Blocks, Plain)) and sample.format != "f8_e4m3" else format
+    row = sample(format, inputs)
+    return row.format if isinstance(row, (Blocks, Plain)) and row.format != "f8_e4m3" else format

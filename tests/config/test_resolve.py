@@ -44,7 +44,14 @@ def test_everything_becomes_concrete_and_nothing_given_is_touched() -> None:
         *("kv_ram", "kv_disk", "kv_disk_path", "kv_events_config", "kv_store", "kv_store_seconds"),
         *("quantize", "max_cpu_loras", "max_lora_bytes", "control_vector_layers", "workers_address"),
     }
-    own |= {"tool_call_parser", "reasoning_parser", "hf_overrides", "pooler_config", "speculative_config"}
+    own |= {
+        "pipeline_layer_split",
+        "tool_call_parser",
+        "reasoning_parser",
+        "hf_overrides",
+        "pooler_config",
+        "speculative_config",
+    }
     assert open_names <= own  # None is their own "no limit", or what the chat template tells
     for name, value, reason in resolved.reasons:
         assert getattr(resolved.options, name) == value

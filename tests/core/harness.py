@@ -11,6 +11,7 @@ from penstock.config.constraint import Thinking
 from penstock.config.options import SchedulerOptions
 from penstock.config.sampling import SamplingParams
 from penstock.core.policies.bounded_tier import BoundedTier
+from penstock.core.policies.dealing import Staged
 from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.scheduler import Scheduler
@@ -103,6 +104,7 @@ def null_engine(
     caching: bool = True,
     policy: str = "fcfs",
     depth: int = 0,
+    stages: int = 1,
     checkpoints: int | None = None,  # None: not a recurrent model
     **scheduler: Any,
 ) -> Engine:
@@ -111,8 +113,10 @@ def null_engine(
     recurrent = checkpoints is not None
     options = SchedulerOptions(
         rows, budget, max_model_len, block_size, counts, caching, policy, depth, recurrent=recurrent,
-        checkpoints=checkpoints or 0,
+        checkpoints=checkpoints or 0, stages=stages,
     )  # fmt: skip
+    if stages > 1:
+        scheduler["dealing"] = Staged(options, 3)
     runner = NullRunner(
         groups, counts, block_size, vocab_size, check=True, recurrent=recurrent, drafter=drafter, mover=mover
     )

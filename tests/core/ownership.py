@@ -18,7 +18,10 @@ class Ownership:
         self._scheduler = scheduler
         self._tables: dict[int, list[list[int]]] = {}
         self._touched: dict[int, set[Block]] = {}
+        self._spans: dict[int, dict[int, bool]] = {}  # by step, slots and whether they draw
         self.overlapped = 0  # plans that were made while another was in flight
+        self.staged = 0  # those of them that had no token in common with it
+        self.pieces = 0  # pieces of prompts that were given to a plan while the one before was in flight
 
     def note(self, plan: StepPlan) -> None:
         """Takes a plan that is submitted; what it takes into use must not be touched by one in flight."""
@@ -27,6 +30,8 @@ class Ownership:
         for step, touched in self._touched.items():
             assert not fresh & touched, f"step {plan.step} takes {fresh & touched}, which step {step} still uses"
         self.overlapped += bool(self._touched)
+        if self._scheduler.options.stages > 1:
+            self._check_staged(plan)
         self._touched[plan.step] = {block for span in plan.scheduled for block in self._seen(span)} | fresh
         groups = len(self._scheduler.cache.pools)
         self._touched[plan.step] |= {(op.group, op.source) for op in plan.cache_ops if op.group < groups and op.source}
@@ -42,6 +47,17 @@ class Ownership:
     def _forget(self) -> None:
         outstanding = self._scheduler._outstanding
         self._touched = {step: touched for step, touched in self._touched.items() if step in outstanding}
+        self._spans = {step: spans for step, spans in self._spans.items() if step in outstanding}
+
+    def _check_staged(self, plan: StepPlan) -> None:
+        """No token of a plan depends on what one in flight draws."""
+        slots = {span.slot for span in plan.scheduled}
+        drawing = {slot for spans in self._spans.values() for slot, draws in spans.items() if draws}
+        assert not slots & drawing, f"step {plan.step} has slots {slots & drawing}, whose draw is in flight"
+        assert all(token >= 0 for span in plan.scheduled for token in span.tokens)
+        self.staged += bool(self._touched)
+        self.pieces += len(slots & {slot for spans in self._spans.values() for slot in spans})
+        self._spans[plan.step] = {span.slot: span.sample for span in plan.scheduled}
 
     def _fresh(self, plan: StepPlan) -> Iterator[Block]:
         """Blocks that rows get to write to: those appended, and of new rows those behind what is computed."""

@@ -147,7 +147,7 @@ class EngineLife(RuleBasedStateMachine):
         spare=st.sampled_from([0, 1, 2, 4, 6, 8, 16]),
         caching=st.sampled_from([True, True, False]),
         policy=st.sampled_from(["fcfs", "priority"]),
-        depth=st.integers(0, 1),
+        ahead=st.sampled_from([(0, 1), (0, 1), (1, 1), (1, 1), (1, 2), (2, 3), (3, 4)]),  # plans, stages
         checkpoints=st.sampled_from([None, None, None, None, 0, 1, 3, 12]),
         pinned=st.sampled_from([0, 0, 0, 8, 24]),
         more_groups=st.sampled_from([(), (), (), (CROSS,), (OPTIONAL,), (CROSS, OPTIONAL)]),
@@ -158,7 +158,7 @@ class EngineLife(RuleBasedStateMachine):
     )
     def start(
         self, windows: tuple[int | None, ...], block_size: int, rows: int, budget: int, spare: int, caching: bool,
-        policy: str, depth: int, checkpoints: int | None, pinned: int, more_groups: tuple[CacheGroup, ...],
+        policy: str, ahead: tuple[int, int], checkpoints: int | None, pinned: int, more_groups: tuple[CacheGroup, ...],
         guesses: tuple[int, int] | None, places: int,
         moves: tuple[int, int, int], preloads: int,
     ) -> None:  # fmt: skip
@@ -169,9 +169,9 @@ class EngineLife(RuleBasedStateMachine):
         self.forks: dict[str, list[list[int]]] = {}
         self.engine = null_engine(
             windows, blocks=-(-(76 + pinned) // block_size) + 2 + spare, block_size=block_size, rows=rows,
-            budget=budget, vocab_size=3, caching=caching, policy=policy, depth=depth, checkpoints=checkpoints,
-            more_groups=more_groups, drafter=Guesser(*guesses) if guesses else None, mover=self.mover,
-            places=places * caching,
+            budget=budget, vocab_size=3, caching=caching, policy=policy, depth=ahead[0], stages=ahead[1],
+            checkpoints=checkpoints, more_groups=more_groups, drafter=Guesser(*guesses) if guesses else None,
+            mover=self.mover, places=places * caching,
         )  # fmt: skip
         self.recurrent = checkpoints is not None
         self.engine.scheduler.cache.transfers.tier.preloads = preloads
@@ -351,6 +351,8 @@ class EngineLife(RuleBasedStateMachine):
             for sequence in range(len(self.forks[name])):
                 self._compare(name, asked, sequence)
         self.counts["plans beside one in flight"] += self.ownership.overlapped
+        self.counts["plans of other sequences"] += self.ownership.staged
+        self.counts["pieces beside one in flight"] += self.ownership.pieces
         stats = self.engine.stats()
         self.counts["preemptions for memory"] += stats.preemptions
         self.counts["hits after checkpoints" if self.recurrent else "hits"] += stats.prefix_hits
@@ -404,7 +406,8 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert sum(counts[kind] for kind in set(KINDS)) >= 100_000, counts
     assert all(counts[kind] >= 500 for kind in KINDS if kind != "unpin"), counts
     assert counts["accepted drafts"] >= 2_000 and counts["refused drafts"] >= 2_000, counts
-    assert counts["rewinds in place"] >= 100, counts
+    assert counts["rewinds in place"] >= 80, counts
+    assert counts["plans of other sequences"] >= 5_000 and counts["pieces beside one in flight"] >= 1_000, counts
     assert counts["save whole"] >= 5_000 and counts["save failed"] >= 500, counts
     assert counts["load whole"] >= 30 and counts["load failed"] >= 3, counts
     assert counts["pins"] >= 200 and counts["unpin"] >= 50, counts

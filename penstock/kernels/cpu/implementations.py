@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.kernels.cpu import key_scores, low_rank, native, ops, parts, recurrent
+from penstock.kernels.cpu import key_scores, low_rank, native, ops, parts, recurrent, shared
 from penstock.kernels.registry import Implementation, KernelContext, functions_of
 
 
@@ -25,7 +25,7 @@ def _refuse_model(context: KernelContext) -> str | None:
 def implementations(declared: Sequence[str]) -> tuple[Implementation, ...]:
     """The ops of those declared that the native library implements; each refuses where it cannot be loaded."""
     name = f"native ({native.isa()})"
-    functions = functions_of((key_scores, low_rank, ops, parts, recurrent), declared)
+    functions = functions_of((key_scores, low_rank, ops, parts, recurrent, shared), declared)
     return (
         *(Implementation(op, name, run, _refuse_model) for op, run in functions.items()),
         Implementation("sampling", name, native.NativeSampling, _refuse),

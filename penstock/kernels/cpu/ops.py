@@ -17,6 +17,7 @@ from penstock.kernels.canonical import Canonical
 from penstock.kernels.cpu import packing
 from penstock.kernels.cpu.low_rank import adapter_uses
 from penstock.kernels.cpu.packed import Packed, block_bytes, kv_layout, zero_pages
+from penstock.kernels.cpu.rank_group import RankGroup
 from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, extent_of, tape_of, width_of
 from penstock.kernels.cpu.step_program import address, mask_kinds
 
@@ -46,8 +47,8 @@ class NativeAttentionPlan:
     spans: Tensor | None = None
 
 
-def pack_linear(parts: Sequence[Canonical], segment: int = 0) -> Packed:
-    return Packed(tuple(packing.pack(part, segment=segment) for part in parts))
+def pack_linear(parts: Sequence[Canonical], segment: int = 0, ends: Sequence[int] = ()) -> Packed:
+    return Packed(tuple(packing.pack(part, segment=segment, ends=ends) for part in parts))
 
 
 def pack_experts(parts: Sequence[Canonical], count: int, segment: int = 0) -> Packed:
@@ -342,13 +343,16 @@ def grouped_experts(
     residual: Any = None,
     gated: bool = True,
     adapters: ExpertAdapters | None = None,
+    group: RankGroup | None = None,
+    first: int = 0,
 ) -> Any:
+    """As in kernels.api; with a group, of this rank's experts alone, whose first has number `first`."""
     tape = tape_of(x)
     uses: list[list[Any]] = [[], []]
     if adapters is not None:
         uses = [adapter_uses(tape, parts, adapters.tokens, x) for parts in (adapters.gate_up, adapters.down)]
     out = tape.new(width_of(x), extent_of(x))
-    tape.refs.append((gate_up, down))
+    tape.refs.append((gate_up, down, group))
     gates = gate_up.parts if gated else 2 * gate_up.parts
     tape.program.experts(
         tape.index(x),
@@ -367,6 +371,8 @@ def grouped_experts(
         extent_of(x),
         uses[0],
         uses[1],
+        None if group is None else group.native,
+        first,
     )
     return tape.done(out)
 

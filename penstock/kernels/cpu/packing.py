@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,11 @@ def packable(matrix: Canonical) -> str | None:
     return None
 
 
-def pack(matrix: Canonical | Tensor, experts: int = 1, segment: int = 0) -> Any:
+def pack(matrix: Canonical | Tensor, experts: int = 1, segment: int = 0, ends: Sequence[int] = ()) -> Any:
     """A `PackedMatrix` of the native library; `experts` matrices lie one below the other.
 
-    If `segment` is not 0, inputs are summed in segments of multiples of it, where the format can be cut.
+    If `segment` is not 0, inputs are summed in segments of multiples of it, where the format can be cut; with `ends`,
+    in those.
 
     Raises:
         ValueError: there is no packing for it; the message names the value and what is allowed.
@@ -34,9 +36,14 @@ def pack(matrix: Canonical | Tensor, experts: int = 1, segment: int = 0) -> Any:
     packed = _packed(matrix, experts)
     if segment and packed.segment_unit:
         ends = segment_ends(packed.cols, math.lcm(segment, packed.segment_unit))
-        if len(ends) > 1:
-            packed.cut(ends)
+    if len(ends) > 1:
+        packed.cut(list(ends))
     return packed
+
+
+def segment_unit(matrix: Canonical | Tensor) -> int:
+    """Segments of its inputs, packed, are multiples of it; 0 if it cannot be cut. A few of its rows are enough."""
+    return int(_packed(matrix, 1).segment_unit)
 
 
 def _packed(matrix: Canonical | Tensor, experts: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from penstock.kernels.reference import attention, dense, experts, latent, low_rank, recurrent
+from penstock.kernels.reference import attention, dense, experts, latent, low_rank, recurrent, shared
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.registry import Implementation, KernelContext, functions_of
 
@@ -25,7 +25,10 @@ def _serves_cache(context: KernelContext) -> str | None:
 
 
 _REFUSALS: Mapping[str, Callable[[KernelContext], str | None]] = MappingProxyType(
-    dict.fromkeys(("linear", "gated_linear", "grouped_experts", "head_linear", "adapter"), _multiplies)
+    dict.fromkeys(
+        ("linear", "gated_linear", "shared_linear", "grouped_experts", "shared_experts", "head_linear", "adapter"),
+        _multiplies,
+    )
     | dict.fromkeys(("rope_and_cache_write", "latent_cache_write"), _serves_cache)
     | dict.fromkeys(
         ("make_cache", "cache_block_bytes", "plan_attention", "paged_attention", "key_scores"), _serves_cache
@@ -35,7 +38,7 @@ _REFUSALS: Mapping[str, Callable[[KernelContext], str | None]] = MappingProxyTyp
 
 def implementations(declared: Sequence[str]) -> tuple[Implementation, ...]:
     """The reference of every op; attention's scratch memory is new with each call."""
-    functions = functions_of((attention, dense, experts, latent, low_rank, recurrent), declared) | {
+    functions = functions_of((attention, dense, experts, latent, low_rank, recurrent, shared), declared) | {
         "paged_attention": attention.PagedAttention(),
         "sampling": ReferenceSampling,
     }

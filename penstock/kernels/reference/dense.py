@@ -32,7 +32,7 @@ def packable(matrix: Canonical) -> str | None:
     return "computes with plain tensors"
 
 
-def pack_linear(parts: Sequence[Tensor], segment: int = 0) -> Tensor:
+def pack_linear(parts: Sequence[Tensor], segment: int = 0, ends: Sequence[int] = ()) -> Tensor:
     """Plain matrices, one below the other. The order of sums is torch's."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 

@@ -26,7 +26,7 @@ def refuse(_: KernelContext) -> str | None:
     return None
 
 
-def pack_linear(parts: Sequence[Canonical | Tensor], segment: int = 0) -> Packed:
+def pack_linear(parts: Sequence[Canonical | Tensor], segment: int = 0, ends: Sequence[int] = ()) -> Packed:
     """As kernels.api.PackLinear; products are cut where the device's tiles ask for it."""
     return packing.pack(parts)
 

@@ -13,7 +13,7 @@ from penstock.config.limits import MAX_TOKENS
 from penstock.core.policies.speculation import DraftFigures
 from penstock.core.policies.step_cost import StepCost, UnknownStepCost
 from penstock.core.protocol import NewSequence, Proposal, SlotResult, StepPlan, StepResult, StepTimings
-from penstock.runtime.drafters.depths import Depths, FixedDepths
+from penstock.runtime.drafters.depths import SOON, Depths, FixedDepths
 from penstock.runtime.drafters.drafter import Drafter, NoDrafter
 from penstock.runtime.drafters.drift import Drift
 from penstock.runtime.drafters.hidden_states import NO_TAPS, Tapped, Taps
@@ -59,7 +59,8 @@ class Drafting:
         self._slots: dict[int, int] = {}  # most drafts of each at a time
         self._longest = MAX_TOKENS
         self._quiet = 0  # steps for which nobody asks for drafts
-        self._unheard: list[Iterable[SlotResult]] = []  # what those have drawn
+        self._unheard: list[tuple[StepPlan, Tapped | None, Iterable[SlotResult]]] = []  # those
+        self._seen: Tapped | None = None  # of the last of them
         self._failures = 0
         self._drift = Drift()
         self._ended = perf_counter()  # when the last step's drafts were made
@@ -83,6 +84,7 @@ class Drafting:
         """A sequence takes a slot."""
         self._hear()
         if new.speculate and new.pooling is None and self._drafter.most:
+            self._quiet = self._depths.newcomer(self._quiet)
             self._slots[new.slot] = min(new.speculate, self._drafter.most, self._longest)
             self._depths.begin(new)
             self._guarded(None, self._drafter.begin, new)
@@ -104,15 +106,28 @@ class Drafting:
             self._depths.take(slot, tokens)
             self._guarded(None, self._drafter.take, slot, tokens)
 
+    @property
+    def looked_at(self) -> Taps:
+        """The hidden states that the drafter wants of the next step. While no drafts are wanted nobody looks: what is
+        missing then is left out of later ones."""
+        return NO_TAPS if self._quiet > SOON or self._depths.paused else self.taps
+
     def see(self, plan: StepPlan, tapped: Tapped | None) -> None:
-        """What a step's taps hold, before `propose` is asked behind it; None where nobody wants any. While drafts lose
-        time nobody looks: what is missing then is left out of later ones."""
-        if self._tapped is not None and tapped is not None and self._slots and not self._depths.paused:
+        """What a step's taps hold, before `propose` is asked behind it; None where nobody wants any."""
+        if self._quiet:
+            self._seen = tapped
+        else:
+            self._hear()
+            self._see(plan, tapped)
+
+    def _see(self, plan: StepPlan, tapped: Tapped | None) -> None:
+        if self._tapped is not None and tapped is not None and self._slots:
             self._guarded(None, self._tapped.see, plan, tapped)
 
     def follow(self, plan: StepPlan) -> None:
         """A step without tokens, which may move blocks."""
         if self.most:
+            self._hear()
             self._guarded(None, self._drafter.step, plan)
 
     def propose(self, plan: StepPlan, result: StepResult, drawn: Iterable[SlotResult]) -> StepResult:
@@ -121,7 +136,8 @@ class Drafting:
             return result
         if self._quiet:
             self._quiet -= 1
-            self._unheard.append(drawn)
+            self._unheard.append((plan, self._seen, drawn))
+            self._seen = None
             self._ended = perf_counter()
             return result
         nothing: tuple[Proposal, ...] = ()
@@ -136,12 +152,15 @@ class Drafting:
         return DraftFigures(self._failures, decisions, drift.now, drift.usually, tuple(enumerate(drift.by_position)))
 
     def _hear(self) -> None:
-        """Tells what was drawn while nobody asked: once for each slot."""
+        """Tells of the steps behind which nobody asked; what was drawn, once for each slot."""
         if not self._unheard:
             return
         unheard, self._unheard = self._unheard, []
         said: dict[int, list[int]] = {}
-        for one in chain.from_iterable(unheard):
+        for plan, tapped, _ in unheard:
+            self._see(plan, tapped)
+            self._guarded(None, self._drafter.step, plan)
+        for one in chain.from_iterable(drawn for _, _, drawn in unheard):
             if one.tokens and one.slot in self._slots:
                 said.setdefault(one.slot, []).extend(one.tokens)
                 self._depths.decisions["resting"] += 1

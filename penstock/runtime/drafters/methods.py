@@ -5,11 +5,12 @@ from __future__ import annotations
 from penstock.config.options import EngineOptions
 from penstock.config.speculation import Speculation, speculation
 from penstock.core.policies.step_cost import LearnedStepCost
-from penstock.runtime.drafters.depths import FixedDepths, PricedDepths
+from penstock.runtime.drafters.depths import FixedDepths
 from penstock.runtime.drafters.drafter import Drafter
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.drafters.lookahead import LookaheadDrafter
 from penstock.runtime.drafters.lookup import NgramDrafter, SuffixDrafter
+from penstock.runtime.drafters.priced_depths import PricedDepths
 
 
 def drafting_of(options: EngineOptions, drafter: Drafter | None = None) -> Drafting:

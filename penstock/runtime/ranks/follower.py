@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from penstock.core.protocol import ScheduledTokens
+from penstock.runtime.adapters import AdapterRoom
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
@@ -15,7 +16,10 @@ from penstock.runtime.ranks.wire import Wire
 class Follower:
     """An executor, its memory, and block tables for steps that are told by what is new in them."""
 
-    def __init__(self, executor: Executor, memory: KVMemory, builder: BatchBuilder) -> None:
+    def __init__(
+        self, executor: Executor, memory: KVMemory, builder: BatchBuilder, adapters: AdapterRoom | None = None
+    ) -> None:
+        self._adapters = adapters or AdapterRoom()
         self._executor, self._memory = executor, memory
         self._builder = builder
         self._decoding = executor.decoding(builder)
@@ -43,6 +47,10 @@ class Follower:
                 self._executor.logits(None if rows is None else messages.tensor(rows).numpy())
             case messages.Apply(op=op):
                 self._memory.apply(op)
+            case messages.Read(uses=uses):
+                self._adapters.read(uses)
+            case messages.Place(slot=slot, use=use):
+                self._adapters.place_read(slot, use)
             case _:
                 raise ValueError(f"{type(command).__name__} is no command of a rank that has started")
 

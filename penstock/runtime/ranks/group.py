@@ -11,15 +11,9 @@ class Group(Protocol):
     def stop(self) -> None:
         """Has all waiting, now and later and in every rank, raise RuntimeError. Safe to call twice, from any thread."""
 
-    def close(self) -> None:
-        """Lets go of the memory; nothing waits on it any more."""
-
 
 class NullGroup:
     """The null form: nothing is exchanged."""
 
     def stop(self) -> None:
         """Nobody waits."""
-
-    def close(self) -> None:
-        """Holds nothing."""

@@ -15,6 +15,7 @@ from penstock.runtime.ranks import messages
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.config.adapters import AdapterUse
     from penstock.core.protocol import CacheOp
     from penstock.kernels.cpu.step_program import DecodeProgram
     from penstock.layers.part import LayerStates
@@ -46,7 +47,7 @@ class LeadExecutor:
         """`executor` is this rank's own, of `count` ranks."""
         self._own = executor
         self._followers = followers
-        self.fast = executor.fast
+        self.fast, self.gives = executor.fast, executor.gives
         self.describe = f"{executor.describe}, in each of {count} processes"
 
     def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
@@ -112,6 +113,21 @@ class LeadDecoding:
             return None
         used = tuple(self._builder.used[group][list(slots)].tolist())
         return messages.Blocks(group, messages.array(places), messages.array(blocks), slots, used)
+
+
+class LeadAdapters:
+    """What this rank reads and places of adapters the others read and place too; implements `OtherRooms`."""
+
+    def __init__(self, followers: Followers) -> None:
+        self._followers = followers
+
+    def read(self, uses: tuple[AdapterUse, ...]) -> None:
+        """As OtherRooms."""
+        self._followers.tell(messages.Read(uses))
+
+    def place(self, slot: int, use: AdapterUse) -> None:
+        """As OtherRooms."""
+        self._followers.tell(messages.Place(slot, use))
 
 
 def told(followers: Followers) -> Callable[[CacheOp], None]:

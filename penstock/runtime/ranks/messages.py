@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from penstock.config.adapters import AdapterUse
 from penstock.config.options import EngineOptions
 from penstock.core.protocol import CacheOp, ScheduledTokens
 from penstock.layers.batch import Batch, GroupTables, Injection, MaskKind
@@ -90,12 +91,26 @@ class Apply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     op: CacheOp
 
 
+class Read(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Begin to read adapters, which are going to be placed."""
+
+    uses: tuple[AdapterUse, ...]
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Have a slot hold an adapter from the next step on."""
+
+    slot: int
+    use: AdapterUse
+
+
 class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Load a rank's part of a model; the answer is Loaded.
 
     Attributes:
         options: concrete.
         rank, count: whose part.
+        layers: the first layer that it has, and the one behind the last; None where that is the model's last.
         max_model_len: of the plan.
         threads: of this rank.
         log_level: from which on the log is written.
@@ -105,6 +120,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     options: EngineOptions
     rank: int
     count: int
+    layers: tuple[int, int | None]
     max_model_len: int
     threads: int
     log_level: int
@@ -117,7 +133,7 @@ class Make(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sizes: StepSizes
 
 
-Command = Launch | Make | Forward | Logits | Blocks | Decode | Apply
+Command = Launch | Make | Forward | Logits | Blocks | Decode | Apply | Read | Place
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.layers.part import StateWidths
+
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
@@ -17,6 +19,7 @@ class StepSizes:
         logit_rows: most rows whose logits are made at once.
         state_slots: of recurrent layers.
         taps: hidden states that are kept of every step.
+        given: how wide is what the layers before a later part give; None if that is not known.
     """
 
     kv_types: tuple[str, ...]
@@ -26,3 +29,4 @@ class StepSizes:
     logit_rows: int
     state_slots: int
     taps: tuple[str, ...] = ()
+    given: StateWidths | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,10 +11,11 @@ import pytest
 from penstock.config.sampling import SamplingParams
 from penstock.core.policies.step_cost import DraftPrices, Estimate, LearnedStepCost, StepShape
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
-from penstock.runtime.drafters.depths import PricedDepths
-from penstock.runtime.drafters.drafter import Draft
+from penstock.runtime.drafters.drafter import Draft, NoDrafter
 from penstock.runtime.drafters.drafting import Drafting
+from penstock.runtime.drafters.hidden_states import Tapped, Taps
 from penstock.runtime.drafters.lookup import SuffixDrafter
+from penstock.runtime.drafters.priced_depths import PricedDepths
 
 
 class Known:
@@ -281,10 +282,56 @@ def test_looks_that_bring_nothing_end() -> None:
 
 
 def test_a_rest_is_as_if_steps_had_been_told_of() -> None:
-    """What a model drafts with is asked always: it has to compute what it is told of."""
     _, _, depths = looked_at(0.0, 0.01)
     assert depths.rest() == 64
     assert PricedDepths(Known(0.001, 0.0), drafting_costs=True).rest() == 0
+
+
+class Heard(NoDrafter):
+    """A model that drafts what is never right, and writes down what it is told."""
+
+    most = 4
+    taps = Taps(("layers.0.input",))
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+        self.asked, self.clock = 0, 0.0
+
+    def see(self, plan: StepPlan, tapped: Tapped) -> None:
+        self.heard.append(("see", plan.step))
+
+    def step(self, plan: StepPlan) -> None:
+        self.heard.append(("step", plan.step))
+
+    def propose(self, wanted: Mapping[int, int]) -> Sequence[Draft]:
+        self.asked += 1
+        self.clock += 0.05  # longer than a step
+        return [Draft(slot, (0,) * length) for slot, length in wanted.items()]
+
+
+def test_a_model_whose_drafts_do_not_pay_rests_until_a_try_can_be_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears of all steps, in their order, and looks at the states of the last ones before it is asked again."""
+    drafter, depths = Heard(), PricedDepths(Known(0.02, 0.0), drafting_costs=True)
+    drafting = Drafting(depths=depths, most=4)
+    drafting.use_tapped(drafter)
+    monkeypatch.setattr("penstock.runtime.drafters.drafting.perf_counter", lambda: drafter.clock)
+    drafting.add_row(new(0))
+    results, looked = (SlotResult(0, (1,)),), []
+    for number in range(600):
+        plan = plan_of(1)._replace(step=number)
+        wants = bool(drafting.looked_at.names)
+        looked.append(wants)
+        drafting.see(plan, Tapped({}, None) if wants else None)
+        drafter.clock += 0.02
+        drafting.propose(plan, StepResult(number, results, timings=StepTimings(forward=0.02)), results)
+    asked = drafter.asked
+    drafting.add_row(new(1))  # an answer in which its drafts may be right
+    assert drafting.looked_at.names
+    drafting.take(0, (5,))
+    assert asked < 20 and depths.decisions["resting"] > 400
+    assert [number for what, number in drafter.heard if what == "step"] == list(range(600))
+    assert [number for what, number in drafter.heard if what == "see"] == [at for at in range(600) if looked[at]]
+    assert 20 < sum(looked) < 300
 
 
 def test_what_is_drawn_while_nobody_asks_is_told_before_anything_else() -> None:

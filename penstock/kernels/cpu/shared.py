@@ -1,0 +1,112 @@
+"""Ops over the ranks of a group, as in `kernels.api`, over the native library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from penstock.kernels.cpu import ops
+from penstock.kernels.cpu.packed import Packed
+from penstock.kernels.cpu.rank_group import RankGroup
+from penstock.kernels.cpu.recording import Eager, Handle, extent_of, tape_of, width_of
+
+
+def _only(weight: Packed, op: str) -> Any:
+    if len(weight.parts) != 1:
+        raise ValueError(f"{op} takes a weight of one matrix, not of {len(weight.parts)}")
+    return weight.parts[0]
+
+
+def shared_linear(
+    x: Any,
+    weight: Packed | None,
+    group: RankGroup,
+    place: tuple[int, int],
+    bias: Tensor | None = None,
+    residual: Any = None,
+    width: int = 0,
+) -> Any:
+    if weight is None and not width:
+        raise ValueError("a rank without a weight has to be told the width of the output")
+    tape = tape_of(x)
+    matrix = None if weight is None else _only(weight, "shared_linear")
+    columns = width if matrix is None else matrix.rows
+    out = tape.new(columns, extent_of(x))
+    tape.refs.append((weight, group))
+    tape.program.shared_linear(
+        matrix,
+        tape.index(None if matrix is None else x),
+        group.native,
+        place[0],
+        place[1],
+        columns,
+        tape.index(bias),
+        tape.index(residual),
+        tape.index(out),
+        extent_of(x),
+    )
+    return tape.done(out)
+
+
+def gather_columns(x: Any, widths: Sequence[int], group: RankGroup) -> Any:
+    if width_of(x) != widths[group.rank]:
+        raise ValueError(f"rank {group.rank} has {width_of(x)} columns, not {widths[group.rank]} as it says")
+    tape = tape_of(x)
+    out = tape.new(sum(widths), extent_of(x))
+    tape.refs.append(group)
+    index = tape.index(x) if width_of(x) else tape.index(None)
+    tape.program.gather_columns(index, list(widths), group.native, tape.index(out), extent_of(x))
+    return tape.done(out)
+
+
+def shared_embedding(
+    numbers: Any, table: Packed | None, scale: float, first: int, group: RankGroup, width: int = 0
+) -> Any:
+    if table is None and not width:
+        raise ValueError("a rank without a table has to be told the width of the output")
+    tape = tape_of(numbers)
+    if isinstance(tape, Eager):
+        tape.step.set(tape.rows, 0, numbers.data_ptr(), 0, 0, 0)
+    matrix = None if table is None else _only(table, "shared_embedding")
+    columns = width if matrix is None else matrix.cols
+    out = tape.new(columns)
+    tape.refs.append((table, group))
+    lookup = numbers.lookup if isinstance(numbers, Handle) else "token_ids"
+    tape.program.shared_embedding(matrix, columns, scale, first, group.native, tape.index(out), lookup)
+    return tape.done(out)
+
+
+def shared_experts(
+    x: Any,
+    weights: Any,
+    ids: Any,
+    gate_up: Packed,
+    down: Packed,
+    activation: str,
+    group: RankGroup,
+    first: int,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    residual: Any = None,
+    gated: bool = True,
+) -> Any:
+    return ops.grouped_experts(
+        x,
+        weights,
+        ids,
+        gate_up,
+        down,
+        activation,
+        gate_up_bias,
+        down_bias,
+        alpha,
+        limit,
+        residual,
+        gated,
+        group=group,
+        first=first,
+    )

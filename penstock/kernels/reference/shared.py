@@ -1,0 +1,86 @@
+"""Reference ops over the ranks of a group, whatever gathers their tensors: equal to one process up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.reference import dense, experts
+from penstock.kernels.shared_ops import TensorGroup
+
+
+def shared_linear(
+    x: Tensor,
+    weight: Tensor | None,
+    group: TensorGroup,
+    place: tuple[int, int],
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    width: int = 0,
+) -> Tensor:
+    if weight is None and not width:
+        raise ValueError("a rank without a weight has to be told the width of the output")
+    own = x.new_zeros(len(x), width) if weight is None else dense.linear(x, weight)
+    total = reduce(torch.add, (part.float() for part in group.all_gather(own)))
+    for more in (bias, residual):
+        total = total if more is None else total + more
+    return total.to(x.dtype)
+
+
+def gather_columns(x: Tensor, widths: Sequence[int], group: TensorGroup) -> Tensor:
+    if x.shape[1] != widths[group.rank]:
+        raise ValueError(f"rank {group.rank} has {x.shape[1]} columns, not {widths[group.rank]} as it says")
+    widest = x.new_zeros(len(x), max(widths))
+    widest[:, : x.shape[1]] = x
+    return torch.cat([part[:, :width] for part, width in zip(group.all_gather(widest), widths, strict=True)], dim=1)
+
+
+def shared_embedding(
+    numbers: Tensor, table: Tensor | None, scale: float, first: int, group: TensorGroup, width: int = 0
+) -> Tensor:
+    if table is None:
+        if not width:
+            raise ValueError("a rank without a table has to be told the width of the output")
+        table = torch.zeros(0, width, device=numbers.device)
+    own = (numbers >= first) & (numbers < first + len(table))
+    rows = torch.zeros(len(numbers), table.shape[1], dtype=table.dtype, device=table.device)
+    rows[own] = dense.embedding(numbers[own] - first, table, scale)
+    return reduce(torch.add, group.all_gather(rows))
+
+
+def shared_experts(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: str,
+    group: TensorGroup,
+    first: int,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    residual: Tensor | None = None,
+    gated: bool = True,
+) -> Tensor:
+    tokens, slots = torch.nonzero((ids >= first) & (ids < first + len(gate_up)), as_tuple=True)
+    own = experts.grouped_experts(
+        x[tokens],
+        weights[tokens, slots].unsqueeze(1),
+        ids[tokens, slots].unsqueeze(1) - first,
+        gate_up,
+        down,
+        activation,
+        gate_up_bias,
+        down_bias,
+        alpha,
+        limit,
+        gated=gated,
+    )
+    mixed = torch.zeros(len(x), x.shape[1], device=x.device).index_add_(0, tokens, own.float())
+    total = reduce(torch.add, group.all_gather(mixed))
+    return (total if residual is None else total + residual).to(x.dtype)

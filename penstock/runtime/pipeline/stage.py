@@ -1,0 +1,83 @@
+"""A stage: a part of the model with the memory of its layers, which takes steps as they come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from penstock.runtime.executor import Executor
+from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.pipeline.steps import Link, LogitsPart, StageResult, StageStep
+from penstock.runtime.replay import Rows
+
+log = logging.getLogger(__name__)
+
+
+class Stage:
+    """Runs its part on each step, and hands on what that gives. A step that fails is told of; those behind it go on.
+
+    Attributes:
+        fast, describe: as of its executor.
+    """
+
+    def __init__(self, executor: Executor, memory: KVMemory, *, last: bool, taps: Sequence[str] = ()) -> None:
+        """`taps` are those of its part; `last`: it ends with the final norm, and has the head."""
+        self._executor, self._memory = executor, memory
+        self.fast, self.describe = executor.fast, executor.describe
+        self._last = last
+        self._taps = tuple(taps)
+
+    @torch.inference_mode()
+    def serve(self, source: Link, target: Link) -> None:
+        """Takes steps until there are no more."""
+        while (message := source.receive()) is not None:
+            assert isinstance(message, StageStep)
+            for given in self.run(message):
+                target.send(given)
+
+    def run(self, step: StageStep) -> Iterator[StageStep | StageResult | LogitsPart]:
+        """Carries out a step, and gives what it has for the next stage, or for the lead."""
+        started = perf_counter()
+        for op in step.ops:
+            self._memory.apply(op)
+        if step.error is None:
+            try:
+                step = self._computed(step)
+            except Exception as error:
+                log.exception("a stage failed")
+                step = replace(step, states=None, error=_said(error))
+        found = self._found(step) if self._last else step
+        seconds = (*step.seconds, perf_counter() - started)
+        yield replace(found, seconds=seconds)
+        for number, rows in enumerate(step.logits[1:] if self._last else ()):
+            yield LogitsPart(step.number, number + 1, *self._logits(rows, found.error))
+
+    def _computed(self, step: StageStep) -> StageStep:
+        self._executor.forward(step.batch, step.states)
+        taps = {**step.taps, **{name: self._executor.tap(name).clone() for name in self._taps}}
+        states = None if self._last else self._executor.states().each(torch.clone)
+        return replace(step, states=states, taps=taps)
+
+    def _found(self, step: StageStep) -> StageResult:
+        """What the lead gets in one message: most steps need no other."""
+        logits, error = self._logits(step.logits[0], step.error) if step.logits else (None, step.error)
+        hidden = self._executor.hidden().clone() if step.hidden and error is None else None
+        return StageResult(step.number, logits, hidden, step.taps, step.seconds, error)
+
+    def _logits(self, rows: Rows | None, error: str | None) -> tuple[Tensor | None, str | None]:
+        if error is not None:
+            return None, error
+        try:
+            return self._executor.logits(rows).clone(), None
+        except Exception as failure:
+            log.exception("a stage failed")
+            return None, _said(failure)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,65 @@
+"""Stages in processes: what the lead and the others make of the sockets between them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+from penstock.runtime.executor import Executor
+from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.pipeline.lead import StagedSteps
+from penstock.runtime.pipeline.links import QueueLink, Tee, Unheard
+from penstock.runtime.pipeline.stage import Stage
+from penstock.runtime.pipeline.threads import StageThread
+from penstock.runtime.pipeline.wire_link import WireLink
+from penstock.startup.stage_sockets import StageSockets
+
+_LOGITS = 2  # messages of logits of long prompts that wait for the lead
+
+
+def lead_stages(
+    first: Stage,
+    sockets: StageSockets,
+    describe: tuple[str, ...],
+    dead: Callable[[Exception], Exception],
+) -> StagedSteps:
+    """The first stage in a thread, before stages in processes.
+
+    Args:
+        first: this process's.
+        sockets: to the second stage and the other ranks of this one, and from the last stage.
+        describe: how each stage runs its steps.
+        dead: what is raised once a process has ended.
+    """
+    stages = len(describe)
+    assert sockets.results is not None
+    kept = (*sockets.columns, sockets.results)
+    given = QueueLink(2 * stages)
+    results = WireLink(sockets.results, stages + _LOGITS)
+    behind, *others = sockets.columns
+    besides = [WireLink(other, 2 * stages) for other in others]
+    thread = StageThread(first, given, WireLink(behind, 1))
+
+    def close() -> None:
+        thread.close()
+        for link in (results, *besides):
+            link.close()
+        for end in kept:
+            end.close()
+
+    told = f"{stages} stages: {'; '.join(dict.fromkeys(describe))}"
+    return StagedSteps((Tee((given, *besides)), results), stages, told, fast=first.fast, close=close, dead=dead)
+
+
+def serve_stage(executor: Executor, memory: KVMemory, ends: Sequence[socket.socket], *, last: bool) -> None:
+    """A later stage's life, or another rank's of the first: until what is before it has ended.
+
+    `ends`: of the sockets from there and to what is behind it, if somebody takes what it gives.
+    """
+    source = WireLink(ends[0], 2)
+    target = WireLink(ends[1], 1) if len(ends) > 1 else Unheard()
+    try:
+        Stage(executor, memory, last=last).serve(source, target)
+    finally:
+        source.close()
+        target.close()

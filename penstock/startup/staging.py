@@ -1,0 +1,120 @@
+"""Which layers each stage of a pipeline has: dealt by what a step reads of each, or as somebody wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions
+from penstock.layers.decoder import Block, ParallelMixers, SelfAttention
+from penstock.layers.part import FINAL, WHOLE, ModelPart, layer_input, layer_output
+from penstock.layers.weight import Layer, Weight
+from penstock.models.registry import Model
+from penstock.parallel.stages import Work, deal, split_by_hand
+from penstock.runtime.kv_memory import ELSEWHERE
+from penstock.weights.weight_plan import WeightPlan
+
+ROWS = 8  # tokens that a step is reckoned with: of experts it reads those that so many tokens choose
+
+
+def stages_of(model: Model, plans: Sequence[WeightPlan], options: EngineOptions) -> tuple[ModelPart, ...]:
+    """The part of each stage; one alone where layers are not dealt.
+
+    Args:
+        model: declared, all of it.
+        plans: of its weights.
+        options: concrete.
+
+    Raises:
+        ConfigError: the model has too few layers, or its layers cannot be told apart where the split says.
+    """
+    stages = options.pipeline_parallel_size
+    if stages == 1:
+        return (WHOLE,)
+    if model.runs:
+        raise ConfigError(f"--pipeline-parallel-size {stages} is not possible: {model.runs}. Leave it out.")
+    work = work_of(model, plans)
+    if options.pipeline_layer_split is not None:
+        counts = split_by_hand(options.pipeline_layer_split, len(model.blocks), stages, work.cuts)
+    else:
+        counts = deal(work, stages)
+    ends = list(accumulate(counts))
+    return tuple(ModelPart(begin, None if end == len(model.blocks) else end) for begin, end in pairwise((0, *ends)))
+
+
+def work_of(model: Model, plans: Sequence[WeightPlan]) -> Work:
+    """What the layers cost, in bytes that a step of a few rows reads, and what memory their weights take."""
+    taken = {id(plan.weight): plan.nbytes for plan in plans}
+    blocks = [list(block.weights()) if isinstance(block, Layer) else [] for block in model.blocks]
+    opening = list(_of(model.embedding, *model.opening, model.classifier, model.projection))
+    ending = list(_of(*model.closing, model.norm, model.head))
+    return Work(
+        costs=[_read(weights, taken) for weights in blocks],
+        last=_read(ending, taken),  # of the embedding a step reads a few rows
+        sizes=[_size(weights, taken) for weights in blocks],
+        first_size=_size(opening, taken),
+        last_size=_size(ending, taken),
+        cuts=cuts(model),
+    )
+
+
+def _of(*layers: object) -> Iterator[Weight]:
+    for layer in layers:
+        if isinstance(layer, Layer):
+            yield from layer.weights()
+
+
+def _size(weights: Sequence[Weight], taken: dict[int, int]) -> int:
+    return sum(taken.get(id(weight), 0) for weight in weights)
+
+
+def _read(weights: Sequence[Weight], taken: dict[int, int]) -> float:
+    """Bytes; of experts as many as ROWS tokens choose at most, one each."""
+    return sum(taken.get(id(weight), 0) * min(1.0, ROWS / weight.experts) for weight in weights)
+
+
+def cuts(model: Model) -> frozenset[int]:
+    """Layers at which a stage may begin: nobody behind them reads what a layer before them keeps."""
+    first = {index: number for number, block in reversed(list(enumerate(model.blocks))) for index in _memories(block)}
+    reach = [0] * len(model.blocks)  # of the memory a layer writes or reads first, up to where it is read last
+    for number, block in enumerate(model.blocks):
+        for index in _memories(block):
+            reach[first[index]] = max(reach[first[index]], number)
+    ends = list(accumulate(reach, max))
+    return frozenset(cut for cut in range(1, len(model.blocks)) if ends[cut - 1] < cut)
+
+
+def _memories(block: Block) -> Iterator[int]:
+    """Numbers of the caches that a block works on."""
+    mixer = block.attention
+    both: tuple[SelfAttention, ...] = (mixer.first, mixer.second) if isinstance(mixer, ParallelMixers) else (mixer,)
+    for one in both:
+        index = getattr(one, "index", None)
+        if isinstance(index, int):
+            yield index
+
+
+def types_here(model: Model, kv_types: Sequence[str]) -> tuple[str, ...]:
+    """The types of all layers' caches, where those of other parts have no memory."""
+    if model.part is WHOLE:
+        return tuple(kv_types)
+    here = {index for block in model.blocks[model.part.first : model.part.end] for index in _memories(block)}
+    return tuple(kind if index in here else ELSEWHERE for index, kind in enumerate(kv_types))
+
+
+def taps_here(model: Model, taps: Sequence[str]) -> tuple[str, ...]:
+    """Those of these taps that lie in the model's part."""
+    part = model.part
+    layers = range(part.first, len(model.blocks) if part.end is None else part.end)
+    known = {name(layer) for layer in layers for name in (layer_input, layer_output)}
+    return tuple(tap for tap in taps if tap in known or (tap == FINAL and part.end is None))
+
+
+def hold(model: Model, part: ModelPart, plans: Sequence[WeightPlan]) -> tuple[WeightPlan, ...]:
+    """Has a declared model be a part of itself; the plans of the weights that part has."""
+    if part is WHOLE:
+        return tuple(plans)
+    model.part = part
+    held = {id(weight) for weight in model.weights()}
+    return tuple(plan for plan in plans if id(plan.weight) in held)
