@@ -119,7 +119,7 @@ architecture: develop
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1" -DPENSTOCK_PYTHON=OFF
 
-SANITIZED = $(or $(TESTED),attention model_ops native packed recurrent $(if $(ISAS),,tiles))
+SANITIZED = $(or $(TESTED),attention model_ops native packed ranks recurrent $(if $(ISAS),,tiles))
 
 sanitize: develop
 	$(CONFIGURE) -B build/sanitize -DPENSTOCK_SANITIZE=ON "-DPENSTOCK_ISAS=$(ISAS)"

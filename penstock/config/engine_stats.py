@@ -35,6 +35,8 @@ class EngineStats:
         paused: 1 while the engine is told to hold still, 2 while it computes nothing at all (`keep`, `retract`), 3 as 1
             while some that came before that still wait to run.
         plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
+        stages_seconds, stages_computed_seconds: time in which there were steps for the stages of a pipeline, and the
+            part of it in which these computed, on an average of them.
     """
 
     running: int = 0
@@ -79,3 +81,5 @@ class EngineStats:
     build_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    stages_seconds: float = 0.0
+    stages_computed_seconds: float = 0.0

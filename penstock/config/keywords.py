@@ -22,9 +22,9 @@ class EngineKeywords(TypedDict, total=False):
     threads: int | None
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    pipeline_layer_split: str | None
     remote_workers: int
     workers_address: str | None
-    pipeline_layer_split: str | None
     max_model_len: int | None
     goal: str
     max_users: int | None

@@ -39,9 +39,9 @@ class EngineOptions:
             this process may use.
         tensor_parallel_size: processes that share the weights of every layer.
         pipeline_parallel_size: processes that layers are dealt to.
+        pipeline_layer_split: layers of each of those, as in "10,12"; None deals them by what a step reads of each.
         remote_workers: how many of these processes, the last ones, are those of other machines.
         workers_address: HOST:PORT where those join, with the token in PENSTOCK_WORKER_TOKEN; None without any.
-        pipeline_layer_split: layers of each of those, as in "10,12"; None deals them by what a step reads of each.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
         goal: what options are derived for: "balanced", "latency" or "throughput".
         max_users: how many ask at the same time, for whom sequences in a step and KV cache are derived; or None.
@@ -106,9 +106,9 @@ class EngineOptions:
     threads: int | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pipeline_layer_split: str | None = None
     remote_workers: int = 0
     workers_address: str | None = None
-    pipeline_layer_split: str | None = None
     max_model_len: int | None = None
     goal: str = "balanced"
     max_users: int | None = None

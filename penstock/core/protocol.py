@@ -251,11 +251,18 @@ class Proposal:
 
 
 class StepTimings(NamedTuple):
-    """Seconds the host spent in the parts of one step; waiting for a device counts to `sample`."""
+    """Seconds the host spent in the parts of one step; waiting for a device counts to `sample`.
+
+    Attributes:
+        stages: since the step before, if there was one in the stages, or since this one was begun.
+        stages_computed: what the stages have computed of the step meanwhile, on an average of them.
+    """
 
     build: float = 0.0
     forward: float = 0.0
     sample: float = 0.0
+    stages: float = 0.0
+    stages_computed: float = 0.0
 
 
 class StepResult(NamedTuple):

@@ -14,7 +14,7 @@ from penstock.config.errors import EngineDeadError, ParameterError
 from penstock.core.policies.cache_answers import answered
 from penstock.core.policies.pace import Pace, PaceMeter
 from penstock.core.policies.speculation import NoSpeculation, Speculation
-from penstock.core.protocol import Runner, StepPlan, StepResult
+from penstock.core.protocol import Runner, StepPlan, StepResult, StepTimings
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.core.scheduler import Scheduler
 from penstock.engine.so_far import SoFar, go_on
@@ -22,7 +22,7 @@ from penstock.runtime.adapters import AdapterRoom
 from penstock.structured.manager import StructuredOutputManager
 
 _WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile
-_PARTS = ("plan", "commit", "build", "forward", "sample")  # of a step, each timed
+_PARTS = ("plan", "commit", *StepTimings._fields)  # of a step, each timed
 log = logging.getLogger(__name__)
 
 
@@ -209,9 +209,8 @@ class Engine:
         self.scheduler.commit(*self.structured.end(result))
         self._steps += 1
         self._seconds["commit"] += perf_counter() - started
-        self._seconds["build"] += result.timings.build
-        self._seconds["forward"] += result.timings.forward
-        self._seconds["sample"] += result.timings.sample
+        for part, seconds in zip(StepTimings._fields, result.timings, strict=True):
+            self._seconds[part] += seconds
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""

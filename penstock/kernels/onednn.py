@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.adapters import Adapted
-from penstock.kernels.reference import dense, experts, low_rank
+from penstock.kernels.reference import dense, experts, low_rank, shared
 from penstock.kernels.registry import Implementation, KernelContext
 
 
@@ -85,5 +85,7 @@ def implementations() -> tuple[Implementation, ...]:
         "gated_linear": gated_linear,
         "pack_experts": pack_experts,
         "grouped_experts": partial(experts.grouped_experts, linear=linear),
+        "shared_linear": partial(shared.shared_linear, linear=linear),
+        "shared_experts": partial(shared.shared_experts, linear=linear),
     }
     return tuple(Implementation(op, "oneDNN packed (torch)", run, _refuse) for op, run in functions.items())

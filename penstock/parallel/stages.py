@@ -55,7 +55,7 @@ def deal(work: Work, stages: int, limits: Sequence[int] = ()) -> tuple[int, ...]
     places = [0, *sorted(cut for cut in work.cuts if 0 < cut < layers), layers] if work.cuts is not None else None
     places = list(range(layers + 1)) if places is None else places
     if stages > len(places) - 1:
-        parts = "layers" if work.cuts is None else f"parts of {layers} layers that can be told apart"
+        parts = "layers" if len(places) - 1 == layers else f"parts of {layers} layers that can be told apart"
         raise ConfigError(f"{stages} pipeline stages for {len(places) - 1} {parts}: each needs one at least.")
     ways = _Ways(work, stages, limits, places)
     least = ways.best(lambda before, cost: max(before, cost), inf)

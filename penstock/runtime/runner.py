@@ -317,7 +317,8 @@ class ModelRunner:
             scores = tuple(score for part in parts for score in part.wait())
             rows[row] = result._replace(prompt_logprobs=scores)
         rows.update((slot, SlotResult(slot, error=error)) for slot, error in step.failed.items())
-        timings = StepTimings(step.build, step.forward, perf_counter() - started)
+        staged = (0.0, 0.0) if self._stages is None else self._stages.step_times
+        timings = StepTimings(step.build, step.forward, perf_counter() - started, *staged)
         self._drafting.see(step.plan, step.tapped)
         return self._drafting.propose(step.plan, StepResult(step.step, tuple(rows.values()), timings=timings), drawn)
 

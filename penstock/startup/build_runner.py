@@ -219,7 +219,7 @@ def make_runner(
     meter = memory_meter(options.torch_device)
     lower = partial(smaller_share, options, plan, meter)
     adapters = make_adapter_room(spec)
-    if workers is not None:
+    if workers is not None and options.enable_lora:
         workers.share(adapters)
     with oom_as_plan_error(plan, "the caches were made", lower):
         memory, builder, executor = _engine_parts(spec, kv_types, rows, workers)

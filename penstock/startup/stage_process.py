@@ -15,6 +15,7 @@ from penstock.runtime.pipeline.wire_link import WireLink
 from penstock.startup.stage_sockets import StageSockets
 
 _LOGITS = 2  # messages of logits of long prompts that wait for the lead
+_STEPS = 1 << 20  # that may wait for the first stage: steps that were given up are more than are outstanding
 
 
 def lead_stages(
@@ -34,10 +35,10 @@ def lead_stages(
     stages = len(describe)
     assert sockets.results is not None
     kept = (*sockets.columns, sockets.results)
-    given = QueueLink(2 * stages)
+    given = QueueLink(_STEPS)
     results = WireLink(sockets.results, stages + _LOGITS)
     behind, *others = sockets.columns
-    besides = [WireLink(other, 2 * stages) for other in others]
+    besides = [WireLink(other, _STEPS) for other in others]
     thread = StageThread(first, given, WireLink(behind, 1))
 
     def close() -> None:

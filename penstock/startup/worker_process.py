@@ -185,19 +185,28 @@ def last_words(error: BaseException) -> messages.Failed:
     return messages.Failed("EngineDeadError", f"{type(error).__name__}: {error}")
 
 
+def _joined(memory: int | None, rank: int) -> Group:
+    """The group of a rank, whose memory lies open at a descriptor; the null form on another machine."""
+    from penstock.kernels.cpu.rank_group import RankGroup
+    from penstock.runtime.ranks.group import NullGroup
+
+    if memory is None:
+        return NullGroup()
+    group = RankGroup(memory, rank)
+    os.close(memory)
+    return group
+
+
 def main() -> int:
     """The process's life; returns its exit status."""
     ends = Ends(**json.loads(sys.argv[2]))
     die_with(ends.parent)
     logging.basicConfig(handlers=[log_handler(form=read_environment().log_format)])
     settle_torch()
-    from penstock.kernels.cpu.rank_group import RankGroup, make_memory
     from penstock.runtime.ranks import messages
     from penstock.runtime.ranks.wire import Wire, WireClosed
 
-    memory = make_memory(1) if ends.memory is None else ends.memory
-    wire, group = Wire(socket.socket(fileno=ends.wire)), RankGroup(memory, ends.rank)
-    os.close(memory)
+    wire, group = Wire(socket.socket(fileno=ends.wire)), _joined(ends.memory, ends.rank)
     watched = [ends.wire] if ends.life is None else [ends.wire, ends.life]
     threading.Thread(target=watch, args=(watched, group, ends.parent), name="lead-watch", daemon=True).start()
     try:

@@ -26,7 +26,7 @@ from penstock.runtime.ranks.follower import Follower
 from penstock.runtime.ranks.group import NullGroup
 from penstock.runtime.ranks.lead import LeadExecutor, told
 from penstock.runtime.ranks.step_sizes import StepSizes
-from penstock.startup import build_runner
+from penstock.startup import build_runner, engine_spec
 from penstock.startup.engine_spec import EngineSpec, declare_rank
 from tests.models import tiny
 
@@ -89,6 +89,9 @@ class InProcess:
         self._kept = Kept(executor)
         self._follower = Follower(self._kept, memory, builder)  # type: ignore[arg-type]
 
+    def share(self, adapters: Any) -> None:
+        """There are none."""
+
     def join(self, executor: Executor, memory: KVMemory) -> Executor:
         memory.told = told(self)
         lead = LeadExecutor(executor, self, 2)
@@ -131,6 +134,7 @@ class InProcess:
 def other(monkeypatch: pytest.MonkeyPatch) -> InProcess:
     made = InProcess()
     monkeypatch.setattr(build, "start_workers", lambda claim: made)
+    monkeypatch.setattr(engine_spec, "shard", lambda *_, **__: None)  # each computes all, one after the other
     return made
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels import onednn, reference
 from penstock.kernels.canonical import Affine, Canonical
 from penstock.kernels.cpu import native, ops, packing, shared
 from penstock.kernels.cpu.journal import Arrays, Names, NotKeptError
@@ -97,10 +98,9 @@ def recorded(tape: Recording, result: Handle, most: int) -> Callable[[int], Tens
     return run
 
 
-def runs(segments: int, ranks: int) -> list[list[int]]:
-    """As equal as can be; and one where the second rank has most, and the last none."""
-    equal = [segments * rank // ranks for rank in range(ranks + 1)]
-    return [equal] if ranks == 1 else [equal, [0, 1, *[segments] * (ranks - 1)]]
+def runs(segments: int) -> list[list[int]]:
+    """Segments dealt to 1, 2, 3 and 4 ranks, of which one has most, and one none."""
+    return [[0, segments], [0, segments // 2, segments], [0, 1, 2, segments], [0, 0, 1, segments, segments]]
 
 
 def segmented(form: str) -> tuple[Canonical, Any, list[int]]:
@@ -121,8 +121,7 @@ def test_ranks_give_the_bits_of_one_process(product_isa: str, form: str) -> None
     matrix, packed, ends = segmented(form)
     assert len(ends) > 1
     generator = torch.Generator().manual_seed(4)
-    cuts = [cut for ranks in (1, 2, 3, 4) for cut in runs(len(ends), ranks)]
-    for cut in cuts:
+    for cut in runs(len(ends)):
         parts = dealt(matrix, ends, cut)
         with group_of(len(parts)) as groups:
             for tokens in (1, 3, 40, 700):
@@ -200,7 +199,7 @@ class Model:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_a_recorded_model_over_ranks_gives_the_bits_of_one(isa: str, ranks: int) -> None:
+def test_a_recorded_model_over_ranks_gives_the_bits_of_one(ranks: int) -> None:
     """Hundreds of steps one after the other, in which now this rank is late and now that."""
     model, most, choice = Model(ranks), 900, random.Random(6)
     steps = [choice.choice([1, 1, 1, 2, 5, 17]) for _ in range(300)] + [most, 1, most]
@@ -495,8 +494,9 @@ class Threads:
         return Member()
 
 
-@pytest.mark.parametrize("kind", ["threads", "native"])
-def test_the_reference_over_ranks(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "packed"), [("threads", False), ("native", False), ("native", True)])
+def test_the_reference_over_ranks(kind: str, packed: bool) -> None:
+    """Any group will do; and products may be oneDNN's."""
     ranks, tokens, generator = 3, 6, torch.Generator().manual_seed(7)
     weight, table = torch.randn(20, 96, generator=generator), torch.randn(50, 16, generator=generator)
     x, residual = torch.randn(tokens, 96, generator=generator), torch.randn(tokens, 20, generator=generator)
@@ -505,25 +505,24 @@ def test_the_reference_over_ranks(kind: str) -> None:
     gate_up, down = (torch.randn(ranks, *shape, generator=generator) for shape in ((16, 96), (96, 8)))
     routed = x, torch.rand(tokens, 2, generator=generator), torch.tensor([[0, 1], [2, 1], [2, 0]] * 2)
 
+    given = {item.op: item.function for item in onednn.implementations()}
+    if not packed:
+        names = ("pack_linear", "pack_experts", "shared_linear", "shared_experts")
+        given = {item.op: item.function for item in reference.implementations(names)}
+
     def compute(group: Any) -> tuple[Tensor, ...]:
         first, end = inputs[group.rank : group.rank + 2]
-        own = weight[:, first:end] if end > first else None
+        own = given["pack_linear"]([weight[:, first:end].contiguous()]) if end > first else None
         begin, stop = rows[group.rank : group.rank + 2]
         lookup = table[begin:stop] if stop > begin else None
         column = sum(widths[: group.rank])
         part = residual[:, column : column + widths[group.rank]]
+        experts = [given["pack_experts"]([part[group.rank]], 1) for part in (gate_up, down)]
         return (
-            reference_shared.shared_linear(x[:, first:end], own, group, (0, 2), bias, residual, 20),
+            given["shared_linear"](x[:, first:end], own, group, (0, 2), bias, residual, 20),
             reference_shared.shared_embedding(ids, lookup, 3.0, begin, group, 16),
             reference_shared.gather_columns(part, widths, group),
-            reference_shared.shared_experts(
-                *routed,
-                gate_up[group.rank : group.rank + 1],
-                down[group.rank : group.rank + 1],
-                "silu",
-                group,
-                group.rank,
-            ),
+            given["shared_experts"](*routed, *experts, "silu", group, group.rank),
         )
 
     mixed = reference_experts.grouped_experts(*routed, gate_up, down, "silu")

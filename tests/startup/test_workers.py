@@ -102,7 +102,7 @@ def test_a_worker_that_is_killed_is_one_error(model: str, steps: int) -> None:
 
 
 def test_a_worker_that_is_stopped_is_waited_for(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that leads waits for it within a step, and goes on with it."""
+    """Steps wait for what it has of them; once it goes on, they do."""
     monkeypatch.setattr(workers_module, "END_S", 0.1)
     engine = engine_of(model)
     (worker,) = worker_processes()
@@ -111,10 +111,12 @@ def test_a_worker_that_is_stopped_is_waited_for(model: str, monkeypatch: pytest.
     worker.suspend()
     wait_until(lambda: worker.status() == psutil.STATUS_STOPPED)
     ask(engine, "b")
-    going_on = threading.Timer(0.3, worker.resume)  # whenever it comes, the answer does
-    going_on.start()
-    step_until(engine, lambda: not engine.has_work)
-    going_on.join()
+    stepping = threading.Thread(target=step_until, args=(engine, lambda: not engine.has_work))
+    stepping.start()
+    stepping.join(0.2)
+    assert stepping.is_alive()
+    worker.resume()
+    stepping.join()
     assert engine.dead is None
     worker.suspend()  # and one that is stopped ends with the engine too
     engine.close()

@@ -26,7 +26,7 @@ def _serves_cache(context: KernelContext) -> str | None:
 
 _REFUSALS: Mapping[str, Callable[[KernelContext], str | None]] = MappingProxyType(
     dict.fromkeys(
-        ("linear", "gated_linear", "shared_linear", "grouped_experts", "shared_experts", "head_linear", "adapter"),
+        ("linear", "gated_linear", "grouped_experts", "head_linear", "adapter"),
         _multiplies,
     )
     | dict.fromkeys(("rope_and_cache_write", "latent_cache_write"), _serves_cache)

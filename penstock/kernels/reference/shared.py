@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +15,19 @@ from penstock.kernels.shared_ops import TensorGroup
 
 def shared_linear(
     x: Tensor,
-    weight: Tensor | None,
+    weight: Any,
     group: TensorGroup,
     place: tuple[int, int],
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     width: int = 0,
+    *,
+    linear: Callable[[Tensor, Any], Tensor] = dense.linear,
 ) -> Tensor:
+    """As kernels.api.SharedLinear; `linear` is the product to use."""
     if weight is None and not width:
         raise ValueError("a rank without a weight has to be told the width of the output")
-    own = x.new_zeros(len(x), width) if weight is None else dense.linear(x, weight)
+    own = x.new_zeros(len(x), width) if weight is None else linear(x, weight)
     total = reduce(torch.add, (part.float() for part in group.all_gather(own)))
     for more in (bias, residual):
         total = total if more is None else total + more
@@ -55,8 +59,8 @@ def shared_experts(
     x: Tensor,
     weights: Tensor,
     ids: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Sequence[Tensor] | Tensor,
+    down: Sequence[Tensor] | Tensor,
     activation: str,
     group: TensorGroup,
     first: int,
@@ -66,7 +70,10 @@ def shared_experts(
     limit: float = 7.0,
     residual: Tensor | None = None,
     gated: bool = True,
+    *,
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = dense.linear,
 ) -> Tensor:
+    """As kernels.api.SharedExperts; `linear` is the product to use."""
     tokens, slots = torch.nonzero((ids >= first) & (ids < first + len(gate_up)), as_tuple=True)
     own = experts.grouped_experts(
         x[tokens],
@@ -80,6 +87,7 @@ def shared_experts(
         alpha,
         limit,
         gated=gated,
+        linear=linear,
     )
     mixed = torch.zeros(len(x), x.shape[1], device=x.device).index_add_(0, tokens, own.float())
     total = reduce(torch.add, group.all_gather(mixed))

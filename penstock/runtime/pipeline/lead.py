@@ -48,6 +48,7 @@ class StagedSteps:
     Attributes:
         describe, fast: as of an executor.
         times: how busy the stages were.
+        step_times: of the step that was waited for last, as in StepTimings.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class StagedSteps:
         self._first, self._results = links
         self.describe, self.fast = describe, fast
         self.times = StageTimes(0.0, [0.0] * stages)
+        self.step_times = (0.0, 0.0)
         self._close, self._dead = close, dead
         self._ops: list[CacheOp] = []
         self._launched = 0  # steps, in all
@@ -104,10 +106,12 @@ class StagedSteps:
         result = self._next(step.number)
         assert isinstance(result, StageResult)
         now = perf_counter()
-        self.times.seconds += now - self._busy_since
+        took = now - self._busy_since
+        self.times.seconds += took
         self._busy_since = now
         for stage, seconds in enumerate(result.seconds):
             self.times.computing[stage] += seconds
+        self.step_times = (took, sum(result.seconds) / len(self.times.computing))
         self._oldest, self._calls = (step, result), 0
         _raise(result.error)
 

@@ -11,6 +11,7 @@ from penstock.core.policies.dealing import Staged
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
 from penstock.parallel.ranks import ALONE
+from penstock.runtime.drafters.drafter import Drafter
 from penstock.runtime.drafters.methods import drafting_of
 from penstock.runtime.executor import Executor
 from penstock.runtime.pipeline.lead import StagedSteps
@@ -57,12 +58,21 @@ class ThreadedStages:
 
 
 def staged_engine(
-    folder: Path, stages: int, *, least: int = 3, wrap: Wrap = lambda stage, executor: executor, **more: Any
+    folder: Path,
+    stages: int,
+    *,
+    least: int = 3,
+    wrap: Wrap = lambda stage, executor: executor,
+    drafter: Drafter | None = None,
+    **more: Any,
 ) -> Engine:
-    """An engine of so many stages; `least` tokens of prompts at least are in a step."""
+    """An engine of so many stages; `least` tokens of prompts at least are in a step.
+
+    `wrap` is given the number of each stage and its executor.
+    """
     given: dict[str, Any] = {"dtype": "float32", "threads": stages, "max_num_seqs": 8, "kv_blocks": 200, **more}
     options = EngineOptions(model=str(folder), device="cpu", pipeline_parallel_size=stages, **given)
-    drafting = drafting_of(options, None)
+    drafting = drafting_of(options, drafter)
     spec, kv_types, _ = load(make_engine_spec(options, drafts=drafting.most))
     limits = scheduler_options(spec.options, spec.plan, whole_prompts=spec.model.whole_prompts)
     others = ThreadedStages(spec, wrap) if stages > 1 else None

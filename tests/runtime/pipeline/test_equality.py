@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from penstock.config.constraint import Thinking
+from penstock.config.errors import ConfigError
 from penstock.config.pooling import PoolingKind, PoolingParams
 from penstock.config.sampling import SamplingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
+from tests.engine.test_drafts import Rehearsed
 from tests.models import tiny
 from tests.runtime.pipeline.support import staged_engine
 
@@ -95,5 +97,78 @@ def test_stages_give_the_bits_of_one_process(family: str, tmp_path: Path) -> Non
     tiny.save(family, tmp_path)
     one = answers(staged_engine(tmp_path, 1), mixture())
     assert len(one) == 12 and all(answer.reason is not None for answer in one.values())
+    for stages in (2, 3) if family != "gemma3n" else (2,):
+        engine = staged_engine(tmp_path, stages)
+        assert answers(engine, mixture()) == one, stages
+        times = engine.runner._stages.times  # type: ignore[attr-defined]
+        assert times.seconds > 0 and all(seconds > 0 for seconds in times.computing) and 0 < times.waiting < 1
+
+
+def test_layers_that_read_what_others_keep_stay_with_them(tmp_path: Path) -> None:
+    tiny.save("gemma3n", tmp_path)
+    with pytest.raises(ConfigError, match="3 pipeline stages for 2 parts of 6 layers that can be told apart"):
+        staged_engine(tmp_path, 3)
+    with pytest.raises(ConfigError, match=r"no stage can begin at layer 5, as '5,1' says: .* Allowed beginnings: 1"):
+        staged_engine(tmp_path, 2, pipeline_layer_split="5,1")
+
+
+@pytest.mark.parametrize("split", ["1,2", "2,1"])
+def test_layers_dealt_by_hand(split: str, tmp_path: Path) -> None:
+    tiny.save("qwen3", tmp_path)
+    one = answers(staged_engine(tmp_path, 1), mixture())
+    assert answers(staged_engine(tmp_path, 2, pipeline_layer_split=split), mixture()) == one
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3-next"])
+def test_memory_that_runs_out_sends_sequences_back(family: str, tmp_path: Path) -> None:
+    tiny.save(family, tmp_path)
+    one = answers(staged_engine(tmp_path, 1), mixture())
+
+    def between(engine: Engine, step: int) -> None:
+        running = engine.scheduler.running
+        if step % 4 == 3 and step < 48 and running:  # else nobody gets to the end of a long prompt
+            engine.scheduler.preempt(running[step % len(running)].request.request_id)
+
     for stages in (2, 3):
-        assert answers(staged_engine(tmp_path, stages), mixture()) == one, stages
+        engine = staged_engine(tmp_path, stages, kv_blocks=12, max_model_len=128)
+        assert answers(engine, mixture(), between) == one, stages
+        assert engine.stats().preemptions >= 8 and engine.stats().prefix_hits > 0
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_drafts_are_verified_in_stages(stages: int, tmp_path: Path) -> None:
+    tiny.save("qwen3", tmp_path)
+    requests = [replace(one, speculate=0 if one.guided else 4) for one in mixture()]
+    one = answers(staged_engine(tmp_path, 1), requests)
+    said = {key: answer.tokens for key, answer in one.items()}
+    engine = staged_engine(tmp_path, stages, drafter=Rehearsed(said, right=6))
+
+    def between(engine: Engine, step: int) -> None:
+        if step == 11:
+            engine.scheduler.preempt("drawn")
+
+    assert answers(engine, requests, between) == one
+    assert 0 < engine.stats().accepted_tokens < engine.stats().drafted_tokens
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_who_leaves_while_a_step_is_in_the_stages_disturbs_nobody(stages: int, tmp_path: Path) -> None:
+    """Its slot is another's as soon as what it draws there is drawn."""
+    tiny.save("qwen3", tmp_path)
+    requests = [asked(f"r{number}", tuple(tiny.prompt(3 + number, number)), temperature=0.9) for number in range(12)]
+    one = answers(staged_engine(tmp_path, 1), requests)
+    cancelled = ("r1", "r4", "r6", "r9")
+    engine = staged_engine(tmp_path, stages, max_num_seqs=3)
+
+    def between(engine: Engine, step: int) -> None:
+        running = [sequence for sequence in engine.scheduler.running if sequence.in_flight]
+        for sequence in running:
+            if sequence.request.request_id in cancelled:
+                engine.cancel(sequence.request.request_id)
+
+    found = answers(engine, requests, between)
+    left = {key for key, answer in found.items() if answer.reason is FinishReason.CANCELLED}
+    assert left == {(name, 0) for name in cancelled}
+    assert {key: answer for key, answer in found.items() if key not in left} == {
+        key: answer for key, answer in one.items() if key not in left
+    }
