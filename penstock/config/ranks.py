@@ -60,7 +60,7 @@ def _refusal(options: EngineOptions) -> str:
     if options.remote_workers and options.tensor_parallel_size > 1:
         return (
             "processes that share every layer exchange sums through the memory of one machine. Deal layers to those of "
-            "other machines: --pipeline-parallel-size."
+            "other machines, with --pipeline-parallel-size alone."
         )
     if options.enable_lora and options.pipeline_parallel_size > 1:
         return "adapters are brought to processes that share every layer alone. Take --tensor-parallel-size."

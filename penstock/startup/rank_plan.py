@@ -9,7 +9,7 @@ from penstock.config.cache_spec import CacheKind
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import local_ranks, rank_count, several
+from penstock.config.ranks import rank_count, several
 from penstock.config.resolve import Decision, ModelFacts
 from penstock.layers.part import ModelPart
 from penstock.models.registry import Model
@@ -20,8 +20,7 @@ def rank_machine(machine: Machine, options: EngineOptions) -> Machine:
 
     Stages divide it as they divide layers: what is planned is the sum of them.
     """
-    shares = local_ranks(options) if options.pipeline_parallel_size == 1 else options.tensor_parallel_size
-    return replace(machine, memory_available=machine.memory_available // shares)
+    return replace(machine, memory_available=machine.memory_available // options.tensor_parallel_size)
 
 
 def check_model(model: Model, options: EngineOptions) -> None:

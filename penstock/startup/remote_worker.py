@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Final
 
 from penstock.runtime.ranks import joining
-from penstock.startup.workers import PROGRAM
+from penstock.startup.workers import run_worker
 
 AGAIN_S: Final = 1.0  # between two calls where nobody listens
 log = logging.getLogger(__name__)
@@ -37,7 +34,7 @@ def work(address: tuple[str, int], token: str, own: dict[str, object], *, once: 
     told = False
     while True:
         try:
-            wire, life = joining.call(address, token)
+            joined = joining.call(address, token)
         except OSError as error:
             if not told:
                 log.info("nobody leads at %s yet (%s); trying again", name, error)
@@ -46,21 +43,23 @@ def work(address: tuple[str, int], token: str, own: dict[str, object], *, once: 
             continue
         told = False
         log.info("joined %s", name)
-        status = _served(wire, life, own)
+        status = _served(joined, own)
         log.info("the worker's process has ended with status %d", status)
         if once:
             return status
         time.sleep(AGAIN_S)
 
 
-def _served(wire: socket.socket, life: socket.socket, own: dict[str, object]) -> int:
-    """Runs a process over two connections, until it ends."""
-    package = str(Path(__file__).resolve().parents[2])
-    with wire, life:
-        ends = (wire.fileno(), life.fileno())
-        words = [package, str(ends[0]), str(os.getpid()), "", "0", str(ends[1]), json.dumps(own)]
-        command = [sys.executable, "-P", "-c", PROGRAM, *words]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=ends)
+def _served(joined: Mapping[bytes, socket.socket], own: Mapping[str, object]) -> int:
+    """Runs a process over the connections of one worker, until it ends."""
+    try:
+        numbers = {kind: joined[kind].fileno() for kind in joining.KINDS}
+        links = [numbers[joining.FROM], numbers[joining.TO]]
+        ends = {"wire": numbers[joining.WIRE], "parent": os.getpid(), "links": links, "life": numbers[joining.LIFE]}
+        process = run_worker({**ends, "own": own}, tuple(numbers.values()))
+    finally:
+        for connection in joined.values():
+            connection.close()
     try:
         return process.wait()
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.config.errors import ConfigError
-from penstock.config.ranks import rank_count, several
+from penstock.config.ranks import rank_count
 from penstock.startup.claim import Claim
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ def start_workers(claim: Claim) -> Workers | None:
     options = claim.options
     if rank_count(options) == 1:
         return None
-    if options.pipeline_parallel_size > 1 and options.remote_workers:
-        raise ConfigError(
-            f"{several(options)} --remote-workers {options.remote_workers}: stages are processes of one machine. Leave "
-            "--remote-workers out."
-        )
     try:
         from penstock.startup.workers import Workers
     except ImportError as error:

@@ -1,9 +1,7 @@
-"""A rank's process, `penstock.startup.worker_process PACKAGE WIRE PARENT MEMORY RANK LIFELINE OWN [FROM [TO]]`.
+"""A rank's process: `penstock.startup.worker_process PACKAGE ENDS`, of `startup.workers` or `penstock worker`.
 
-It takes its orders from the wire whose end lies open at that descriptor, and ends with it: when the one that leads
-closes it or dies. Linux kills it with its parent: the one that leads, or `penstock worker` on another machine. That
-one gives a lifeline's descriptor too, and in JSON what is this machine's own (`Own`), and no memory; else both are
-empty. A stage of a pipeline gets the descriptors of sockets from the stage before it and to the one behind it.
+It takes its orders from the wire whose end lies open in it, and ends with it: when the one that leads closes it or
+dies. Linux kills it with its parent, which is the one that leads or, on another machine, `penstock worker`.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.config.environment import read_environment, settle_torch
@@ -63,6 +61,29 @@ def watch(ends: Sequence[int], group: Group, parent: int) -> None:
     group.stop()
     time.sleep(_GRACE_S)
     os._exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What such a process is started with, as JSON: descriptors that lie open in it, and who it is.
+
+    Attributes:
+        wire: to the one that leads.
+        parent: process id.
+        memory: of the ranks of its stage; None for one alone.
+        rank: which of those it is.
+        links: from the stage before, and to the one behind; () where there are no stages.
+        life: the lifeline to another machine.
+        own: fields of `Own`.
+    """
+
+    wire: int
+    parent: int
+    memory: int | None = None
+    rank: int = 0
+    links: Sequence[int] = ()
+    life: int | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,33 +185,32 @@ def last_words(error: BaseException) -> messages.Failed:
     return messages.Failed("EngineDeadError", f"{type(error).__name__}: {error}")
 
 
-def _joined(memory: str, rank: int) -> Group:
+def _joined(memory: int | None, rank: int) -> Group:
     """The group of a rank, whose memory lies open at a descriptor; the null form on another machine."""
     from penstock.kernels.cpu.rank_group import RankGroup
     from penstock.runtime.ranks.group import NullGroup
 
-    if not memory:
+    if memory is None:
         return NullGroup()
-    group = RankGroup(int(memory), rank)
-    os.close(int(memory))
+    group = RankGroup(memory, rank)
+    os.close(memory)
     return group
 
 
 def main() -> int:
     """The process's life; returns its exit status."""
-    number, parent = int(sys.argv[2]), int(sys.argv[3])
-    lifelines = [int(word) for word in sys.argv[6:7] if word]
-    own = Own(**json.loads(sys.argv[7])) if lifelines else Own()
-    die_with(parent)
+    ends = Ends(**json.loads(sys.argv[2]))
+    die_with(ends.parent)
     logging.basicConfig(handlers=[log_handler(form=read_environment().log_format)])
     settle_torch()
     from penstock.runtime.ranks import messages
     from penstock.runtime.ranks.wire import Wire, WireClosed
 
-    wire, group = Wire(socket.socket(fileno=number)), _joined(sys.argv[4], int(sys.argv[5]))
-    threading.Thread(target=watch, args=((number, *lifelines), group, parent), name="lead-watch", daemon=True).start()
+    wire, group = Wire(socket.socket(fileno=ends.wire)), _joined(ends.memory, ends.rank)
+    watched = [ends.wire] if ends.life is None else [ends.wire, ends.life]
+    threading.Thread(target=watch, args=(watched, group, ends.parent), name="lead-watch", daemon=True).start()
     try:
-        serve(wire, group, own, [socket.socket(fileno=int(word)) for word in sys.argv[8:]])
+        serve(wire, group, Own(**ends.own), [socket.socket(fileno=link) for link in ends.links])
     except WireClosed:
         return 0
     except BaseException as error:

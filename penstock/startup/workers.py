@@ -7,6 +7,7 @@ are ended, and the step that runs raises EngineDeadError with the reason.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import selectors
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from penstock.runtime.ranks import joining, messages
 from penstock.runtime.ranks.group import Group
 from penstock.runtime.ranks.lead import LeadAdapters, LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
+from penstock.startup.door import Door, relay
 from penstock.startup.memory_plan import format_bytes
 from penstock.startup.stage_sockets import StageSockets
 
@@ -86,15 +88,10 @@ class Worker:
     def start(self, far_end: socket.socket, place: tuple[int, int], links: Sequence[socket.socket] = ()) -> None:
         """Starts the process, in which the far end of the wire is open, the memory that ranks share, and a stage's ends
         of sockets to others. `place`: that memory, and which of its ranks this is."""
-        package = str(Path(__file__).resolve().parents[2])
-        passed = [far_end.fileno(), place[0], *(link.fileno() for link in links)]
-        words = [package, str(passed[0]), str(os.getpid()), *map(str, place), "", "", *map(str, passed[2:])]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", PROGRAM, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            pass_fds=passed,
-        )
+        memory, rank = place
+        ends = {"wire": far_end.fileno(), "parent": os.getpid(), "memory": memory, "rank": rank}
+        numbers = [link.fileno() for link in links]
+        self.process = run_worker({**ends, "links": numbers}, (far_end.fileno(), memory, *numbers))
 
     def cut(self) -> None:
         """Ends what connects it with this process."""
@@ -324,9 +321,9 @@ class Workers:
             self._add(worker, selector)
         for memory in self._memories:  # which all have now
             os.close(memory)
-        self._sockets.handed_over()
         if self._address is not None:
             self._gather(selector, self._address)
+        self._sockets.handed_over()
 
     def _add(self, worker: Worker, selector: selectors.BaseSelector) -> None:
         selector.register(worker.wire, selectors.EVENT_READ, worker)
@@ -339,32 +336,24 @@ class Workers:
     def _gather(self, selector: selectors.BaseSelector, address: str) -> None:
         """Lets workers of other machines join until all are there; those that are may go meanwhile."""
         try:
-            token = joining.check_token(worker_token())
-            host, port = joining.address_of(address, "--workers-address")
-            door = joining.listen(host, port)
+            door = Door(address, worker_token())
         except ConfigError as error:
             self._note(error)
             return
-        waiting: dict[bytes, joining.Caller] = {}
         with door:
             log.info("waiting for %d workers at %s", self.count - self._local, address)
             while len(self._workers) < self.count - 1 and not self._closing and self._error is None:
                 for key, _ in selector.select(0):
                     self._hear(key.data)
-                caller = joining.admit(door, token, _LOOK_S)
-                if caller is None:
+                joined = door.next(_LOOK_S)
+                if joined is None:
                     continue
-                other = waiting.pop(caller.worker, None)
-                if other is None or other.kind == caller.kind:
-                    waiting[caller.worker] = caller
-                    if other is not None:
-                        other.connection.close()
-                    continue
-                wire, life = (caller, other) if caller.kind == joining.WIRE else (other, caller)
-                ranks = Ranks(1 + len(self._workers), self.count)
-                self._add(Worker(ranks, Wire(wire.connection), life.connection), selector)
-        for caller in waiting.values():
-            caller.connection.close()
+                rank = 1 + len(self._workers)
+                source, target = self._sockets.of(rank // self._columns, rank % self._columns)
+                relay(source.dup(), joined[joining.FROM])
+                relay(joined[joining.TO], target.dup())
+                wire = Wire(joined[joining.WIRE])
+                self._add(Worker(Ranks(rank, self.count), wire, joined[joining.LIFE]), selector)
 
     def _hear(self, worker: Worker) -> None:
         if worker.life is not None and gone(worker.life):
@@ -402,6 +391,17 @@ class Workers:
                     log.error("%s", error)
             self._changed.notify_all()
         self._stop()
+
+
+def run_worker(ends: Mapping[str, object], passed: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Starts a process with `worker_process.Ends`, and hands these descriptors over.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    words = [str(Path(__file__).resolve().parents[2]), json.dumps(ends)]
+    command = [sys.executable, "-P", "-c", PROGRAM, *words]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=passed)
 
 
 def gone(life: socket.socket) -> bool:

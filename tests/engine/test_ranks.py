@@ -89,6 +89,9 @@ class InProcess:
         self._kept = Kept(executor)
         self._follower = Follower(self._kept, memory, builder)  # type: ignore[arg-type]
 
+    def share(self, adapters: Any) -> None:
+        """There are none."""
+
     def join(self, executor: Executor, memory: KVMemory) -> Executor:
         memory.told = told(self)
         lead = LeadExecutor(executor, self, 2)

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.config import ranks
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
@@ -23,6 +22,7 @@ from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.runtime.ranks import joining
+from penstock.startup import door
 
 TOKEN = "a token that is long enough"
 
@@ -30,7 +30,6 @@ TOKEN = "a token that is long enough"
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setenv("PENSTOCK_WORKER_TOKEN", TOKEN)
-    monkeypatch.setattr(ranks, "_refusal", lambda options: "")  # each rank computes all, so that no memory is shared
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -57,7 +56,7 @@ def join(port: int) -> Iterator[Join]:
 
 def engine_of(model: str, port: int, **more: Any) -> Engine:
     options = EngineOptions(
-        model=model, device="cpu", threads=1, max_model_len=256, kv_blocks=100, **{"tensor_parallel_size": 2, **more},
+        model=model, device="cpu", threads=1, max_model_len=256, kv_blocks=100, **{"pipeline_parallel_size": 2, **more},
         remote_workers=1, workers_address=f"127.0.0.1:{port}",
     )  # fmt: skip
     return build_engine(options)[0]
@@ -75,10 +74,12 @@ def answer(engine: Engine, tokens: int = 30) -> list[int]:
 
 def test_a_worker_joins_computes_and_is_missed(shared_data: Path, port: int, join: Join) -> None:
     model = str(shared_data / "models" / "stories260K" / "hf")
+    alone = build_engine(EngineOptions(model=model, device="cpu", threads=1, max_model_len=256, kv_blocks=100))[0]
+    expected = answer(alone)
+    alone.close()
     supervisor = join()
     engine = engine_of(model, port)
-    first = answer(engine)
-    assert len(first) == 30
+    assert answer(engine) == expected and len(expected) == 30
     (worker,) = psutil.Process(supervisor.pid).children()
     worker.kill()
     engine.add(EngineRequest("b", (1, 2, 3), SamplingParams(max_tokens=200)))
@@ -89,7 +90,7 @@ def test_a_worker_joins_computes_and_is_missed(shared_data: Path, port: int, joi
     assert "rank 1 of 2, which is of another machine, has gone." in str(engine.dead)
     engine.close()
     again = engine_of(model, port)  # which the same `penstock worker` joins
-    assert answer(again) == first
+    assert answer(again) == expected
     (second,) = psutil.Process(supervisor.pid).children()
     again.close()
     assert psutil.wait_procs([second], timeout=60)[0]
@@ -109,16 +110,16 @@ def test_a_model_that_is_not_there_is_named(shared_data: Path, port: int, join: 
 
 
 def test_who_does_not_know_the_token_stays_outside() -> None:
-    with joining.listen("127.0.0.1", 0) as door:
-        address = door.getsockname()
+    with joining.listen("127.0.0.1", 0) as listening:
+        address = listening.getsockname()
         callers: list[joining.Caller | None] = []
-        greeter = threading.Thread(target=lambda: callers.append(joining.admit(door, TOKEN, 60)))
+        greeter = threading.Thread(target=lambda: callers.append(joining.admit(listening, TOKEN, 60)))
         greeter.start()
         with pytest.raises(ConfigError, match="does not know the token"):
             joining.call(address, "another token, as long")
         greeter.join()
         for sent in (b"", os.urandom(40), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + b"x" * 30):
-            greeter = threading.Thread(target=lambda: callers.append(joining.admit(door, TOKEN, 60)))
+            greeter = threading.Thread(target=lambda: callers.append(joining.admit(listening, TOKEN, 60)))
             greeter.start()
             with socket.create_connection(address) as stranger:
                 stranger.sendall(sent + bytes(100))
@@ -128,17 +129,32 @@ def test_who_does_not_know_the_token_stays_outside() -> None:
         assert callers == [None] * 4
 
 
-def test_both_connections_of_a_worker_are_told_apart() -> None:
-    with joining.listen("127.0.0.1", 0) as door:
-        callers: list[joining.Caller | None] = []
-        greeter = threading.Thread(target=lambda: callers.extend(joining.admit(door, TOKEN, 60) for _ in "ab"))
+def test_all_connections_of_a_worker_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two workers' come in turn."""
+    listening = joining.listen("127.0.0.1", 0)
+    monkeypatch.setattr(joining, "listen", lambda host, port: listening)
+    found: list[dict[bytes, socket.socket]] = []
+    with door.Door("127.0.0.1:0", TOKEN) as gathering:
+
+        def gather() -> None:
+            while len(found) < 2:
+                if (joined := gathering.next(60)) is not None:
+                    found.append(joined)
+
+        greeter = threading.Thread(target=gather)
         greeter.start()
-        wire, life = joining.call(door.getsockname(), TOKEN)
-        greeter.join()
-        first, second = callers
-        assert first is not None and second is not None
-        assert (first.kind, second.kind) == (joining.WIRE, joining.LIFE) and first.worker == second.worker
-        for one in (wire, life, first.connection, second.connection):
+        called: list[dict[bytes, socket.socket]] = []
+        callers = [
+            threading.Thread(target=lambda: called.append(joining.call(listening.getsockname(), TOKEN))) for _ in "ab"
+        ]
+        for caller in callers:
+            caller.start()
+        for thread in (*callers, greeter):
+            thread.join()
+    ends = [{joined[kind].getpeername() for kind in joining.KINDS} for joined in found]
+    assert sorted(map(sorted, ends)) == sorted(sorted(one.getsockname() for one in each.values()) for each in called)
+    for each in (*found, *called):
+        for one in each.values():
             one.close()
 
 

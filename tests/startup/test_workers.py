@@ -201,7 +201,10 @@ def test_a_start_that_fails_names_the_rank(
         ({"tensor_parallel_size": 2, "speculative_config": '{"method": "self"}'}, r"Take a draft model"),
         ({"remote_workers": 1}, r"--remote-workers is 1; allowed: an integer from 0 to 0"),
         ({"pipeline_parallel_size": 2, "remote_workers": 1}, r"--workers-address go together"),
-        ({"tensor_parallel_size": 2, "remote_workers": 1, "workers_address": "a:1"}, r"Deal layers to those"),
+        (
+            {"tensor_parallel_size": 2, "remote_workers": 1, "workers_address": "a:1"},
+            r"Deal layers to",
+        ),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(model: str, options: dict[str, Any], said: str) -> None:

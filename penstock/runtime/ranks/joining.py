@@ -1,7 +1,8 @@
 """How a worker of another machine joins: both ends show that they know one token, which never crosses.
 
-The worker opens two connections: the wire, and a lifeline on which nothing is ever said. Linux answers on that for a
-process that is stopped, and no longer for a machine that is gone, of which it tells within KEEP_S (TCP keepalive).
+The worker opens four connections: the wire, one from the stage before it and one to the stage behind it, and a lifeline
+on which nothing is ever said. Linux answers on that for a process that is stopped, and no longer for a machine that is
+gone, of which it tells within KEEP_S (TCP keepalive).
 Frames themselves are not encrypted: they are for a network that is one's own.
 """
 
@@ -24,6 +25,9 @@ _ANSWER: Final = struct.Struct(f"!{_NONCE}s32s")
 _PROOF: Final = struct.Struct("!1s16s32s")
 WIRE: Final = b"W"
 LIFE: Final = b"L"
+FROM: Final = b"F"  # the stage before
+TO: Final = b"T"  # the stage behind
+KINDS: Final = (WIRE, LIFE, FROM, TO)
 GREETING_S: Final = 2.0  # that a stranger may take
 KEEP_S: Final = 4  # until a machine that is gone is noticed: one second of silence, then three questions
 LEAST_TOKEN: Final = 16  # characters
@@ -34,8 +38,8 @@ class Caller:
     """Who has shown that they know the token.
 
     Attributes:
-        kind: WIRE or LIFE.
-        worker: 16 bytes that both connections of a worker have in common.
+        kind: one of KINDS.
+        worker: 16 bytes that all connections of a worker have in common.
         connection: to them.
     """
 
@@ -97,7 +101,7 @@ def admit(door: socket.socket, token: str, wait: float) -> Caller | None:
         ours = secrets.token_bytes(_NONCE)
         connection.sendall(_ANSWER.pack(ours, _proof(token, b"lead", theirs, ours)))
         kind, worker, proof = _PROOF.unpack(_exactly(connection, _PROOF.size))
-        if magic == _MAGIC and hmac.compare_digest(proof, _proof(token, kind + worker, theirs, ours)):
+        if magic == _MAGIC and kind in KINDS and hmac.compare_digest(proof, _proof(token, kind + worker, theirs, ours)):
             return Caller(kind, worker, _kept(connection))
     except OSError:
         pass
@@ -105,20 +109,23 @@ def admit(door: socket.socket, token: str, wait: float) -> Caller | None:
     return None
 
 
-def call(address: tuple[str, int], token: str) -> tuple[socket.socket, socket.socket]:
-    """Joins: the wire and the lifeline.
+def call(address: tuple[str, int], token: str) -> dict[bytes, socket.socket]:
+    """Joins: a connection of each of KINDS.
 
     Raises:
         OSError: nobody listens there.
         ConfigError: who listens does not know the token.
     """
     worker = secrets.token_bytes(16)
-    wire = _called(address, token, WIRE, worker)
+    found: dict[bytes, socket.socket] = {}
     try:
-        return wire, _called(address, token, LIFE, worker)
+        for kind in KINDS:
+            found[kind] = _called(address, token, kind, worker)
     except BaseException:
-        wire.close()
+        for connection in found.values():
+            connection.close()
         raise
+    return found
 
 
 def _called(address: tuple[str, int], token: str, kind: bytes, worker: bytes) -> socket.socket:
