@@ -196,8 +196,8 @@ class Engine:
         try:
             return call(*arguments) or True
         except Exception as error:
-            log.exception("a step failed")
             self.dead = error if isinstance(error, EngineDeadError) else None
+            log.error("a step failed: %s", error, exc_info=self.dead is None)
             self.runner.abort()
             self.structured.abort()
             self._submitted.clear()
