@@ -65,6 +65,7 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire) -> Declaration:
     Raises:
         PenstockError: as for an engine that starts.
     """
+    from penstock.config.ranks import alone
     from penstock.layers.part import WHOLE, ModelPart
     from penstock.runtime.ranks import messages
     from penstock.startup.build_runner import fill
@@ -73,7 +74,7 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire) -> Declaration:
     from penstock.startup.kv_probe import choose_kv_types
 
     options = launch.options
-    one = replace(options, threads=launch.threads, tensor_parallel_size=1, pipeline_parallel_size=1)
+    one = replace(alone(options), threads=launch.threads)
     Claim(one).settle(one)
     count = options.tensor_parallel_size
     part = WHOLE if launch.layers == (0, None) else ModelPart(*launch.layers)
@@ -90,6 +91,7 @@ def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None
     `links`: of a stage, sockets from the one before it and to the one behind it.
     """
     from penstock.runtime.ranks import messages
+    from penstock.runtime.ranks.experts import ExpertShelf
     from penstock.runtime.ranks.follower import Follower
     from penstock.startup.adapters import make_adapter_room
     from penstock.startup.build_runner import rank_parts
@@ -107,13 +109,14 @@ def serve(wire: Wire, group: Group, links: Sequence[socket.socket] = ()) -> None
         return
     adapters = make_adapter_room(spec)
     memory, builder, executor = rank_parts(spec, make.sizes)
+    experts = ExpertShelf(spec.model, group)
     wire.send(messages.encode(messages.Ready(executor.describe)))
     if links:
         from penstock.startup.stage_process import serve_stage
 
         serve_stage(executor, memory, links, last=spec.model.part.end is None)
     else:
-        Follower(executor, memory, builder, adapters).serve(wire)
+        Follower(executor, memory, builder, adapters, experts).serve(wire)
 
 
 def _next(wire: Wire, kind: type[T]) -> T | None:
