@@ -214,9 +214,7 @@ def _copied(now: Holdings, wanted: Sequence[set[int]]) -> list[Moves] | None:
     spare = [(rank, place) for rank, held in enumerate(now) for place, one in enumerate(held) if often[one] > 0]
     direct = [at for at in spare if expert not in now[at[0]]]
     if direct:
-        rank, place = min(
-            direct, key=lambda at: (expert not in wanted[at[0]], now[at[0]][at[1]] in wanted[at[0]], at)
-        )
+        rank, place = min(direct, key=lambda at: (expert not in wanted[at[0]], now[at[0]][at[1]] in wanted[at[0]], at))
         return [(Move(*source, rank, place),)]
     # All with a place to spare have it: such a place takes what another rank then makes room with.
     rank, place = spare[0]

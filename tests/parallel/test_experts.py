@@ -27,7 +27,9 @@ def test_ranks_begin_with_their_run_and_copies_of_those_behind_it(experts: int, 
     assert places <= experts and places * ranks >= min(experts + redundant, ranks * places)
     for rank, held in enumerate(holdings):
         first, end = Ranks(rank, ranks).run(experts)
-        assert len(held) == places and held == sorted(set(held)) and {*range(first, end)} <= {*held} <= {*range(experts)}
+        assert (
+            len(held) == places and held == sorted(set(held)) and {*range(first, end)} <= {*held} <= {*range(experts)}
+        )
 
 
 def test_the_tables_of_all_ranks_give_each_token_to_one() -> None:
@@ -98,9 +100,7 @@ def test_each_placement_can_be_reached_from_each_and_no_expert_is_ever_lost() ->
     for _ in range(400):
         ranks, experts = dice.randint(2, 5), dice.randint(5, 16)
         places = places_of(experts, ranks, dice.choice((0, 0, 1, 4, 30)))
-        first, second = (
-            placed([dice.random() ** 6 for _ in range(experts)], ranks, places) for _ in range(2)
-        )
+        first, second = (placed([dice.random() ** 6 for _ in range(experts)], ranks, places) for _ in range(2))
         check_way(first, second)
     same = placed([5.0, 4.0, 3.0, 2.0, 1.0, 1.0], 2, 3)
     assert [*moves_to([*reversed(same)], same)] == []

@@ -22,8 +22,11 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="the native libra
 SIZES: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 SETTINGS: dict[str, Any] = {"device": "cpu", "threads": 1, "max_model_len": 128, "kv_blocks": 64, "dtype": "float32"}
 MOVING: dict[str, Any] = {
-    **{"tensor_parallel_size": 2, "enable_expert_parallel": True},
-    **{"enable_eplb": True, "num_redundant_experts": 2, "eplb_step_interval": 8},
+    "tensor_parallel_size": 2,
+    "enable_expert_parallel": True,
+    "enable_eplb": True,
+    "num_redundant_experts": 2,
+    "eplb_step_interval": 8,
 }
 
 
