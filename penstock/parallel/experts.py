@@ -29,6 +29,14 @@ class Move(NamedTuple):
     to_place: int
 
 
+class _Exchange(NamedTuple):
+    """Of the experts in a place of a busy rank and in one of another, and what the busy one's load loses by it."""
+
+    mine: int
+    theirs: int
+    less: float
+
+
 Moves = tuple[Move, ...]  # at once: no rank gives two experts, and none gets two
 
 
@@ -157,25 +165,26 @@ def _improve(dealt: Holdings, sums: list[float], weights: Sequence[float]) -> No
     """Exchanges experts of the busiest rank for lighter ones, as long as that brings its load and another's closer."""
     for _ in range(_SWAPS):
         busy = max(range(len(dealt)), key=lambda rank: sums[rank])
-        best, least = None, sums[busy] * (1 - 1e-9)
+        best: tuple[int, _Exchange] | None = None
+        least = sums[busy] * (1 - 1e-9)
         for other in range(len(dealt)):
             if other == busy:
                 continue
             found = _exchange(dealt[busy], dealt[other], weights, sums[busy] - sums[other])
-            if found is not None and (high := max(sums[busy] - found[2], sums[other] + found[2])) < least:
-                best, least = (other, *found), high
+            if found is not None and (high := max(sums[busy] - found.less, sums[other] + found.less)) < least:
+                best, least = (other, found), high
         if best is None:
             return
-        other, mine, theirs, less = best
-        dealt[busy][mine], dealt[other][theirs] = dealt[other][theirs], dealt[busy][mine]
-        sums[busy] -= less
-        sums[other] += less
+        other, way = best
+        mine = dealt[busy][way.mine]
+        dealt[busy][way.mine] = dealt[other][way.theirs]
+        dealt[other][way.theirs] = mine
+        sums[busy] -= way.less
+        sums[other] += way.less
 
 
-def _exchange(
-    busy: Sequence[int], other: Sequence[int], weights: Sequence[float], gap: float
-) -> tuple[int, int, float] | None:
-    """Places of two ranks whose experts' exchange halves the gap of their loads best, and what the first one loses."""
+def _exchange(busy: Sequence[int], other: Sequence[int], weights: Sequence[float], gap: float) -> _Exchange | None:
+    """That which halves the gap of two ranks' loads best; None where there is none."""
     mine = [place for place, expert in enumerate(busy) if expert not in other]
     theirs = [place for place, expert in enumerate(other) if expert not in busy]
     if not mine or not theirs:
@@ -184,7 +193,7 @@ def _exchange(
     light: npt.NDArray[Any] = np.array([weights[other[place]] for place in theirs])
     less = heavy[:, None] - light
     row, column = divmod(int(np.abs(less - gap / 2).argmin()), len(theirs))
-    return mine[row], theirs[column], float(less[row, column])
+    return _Exchange(mine[row], theirs[column], float(less[row, column]))
 
 
 def moves_to(holdings: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> Iterator[Moves]:

@@ -355,7 +355,8 @@ def grouped_experts(
         uses = [adapter_uses(tape, parts, adapters.tokens, x) for parts in (adapters.gate_up, adapters.down)]
     out = tape.new(width_of(x), extent_of(x))
     tape.refs.append((gate_up, down, group, places))
-    table = (0, 0, 0) if places is None else (address(places.table), address(places.counts), len(places.counts))
+    table = None if places is None else places.table
+    counts = None if places is None else places.counts
     gates = gate_up.parts if gated else 2 * gate_up.parts
     tape.program.experts(
         tape.index(x),
@@ -376,7 +377,9 @@ def grouped_experts(
         uses[1],
         None if group is None else group.native,
         first,
-        *table,
+        address(table),
+        address(counts),
+        0 if counts is None else len(counts),
     )
     return tape.done(out)
 

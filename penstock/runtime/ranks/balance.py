@@ -53,7 +53,8 @@ class ExpertBalancer:
 
     def _look(self) -> Iterator[_Command | None]:
         """What is to be told, layer by layer; None where it is enough for now."""
-        before, since, moved = 0.0, 0.0, 0
+        before, since = 0.0, 0.0
+        moved = 0
         for index, layer in enumerate(self._shelf.layers):
             table = layer.table
             loads = table.counts.tolist()

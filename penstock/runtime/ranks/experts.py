@@ -102,7 +102,8 @@ class ExpertShelf:
             self._put(self.layers[command.layer], moves)
 
     def _pass(self, command: messages.PassExperts, moves: tuple[Move, ...]) -> None:
-        layer, piece, begin = self.layers[command.layer], command.piece, command.begin
+        layer = self.layers[command.layer]
+        piece, begin = command.piece, command.begin
         own = out = source = 0
         for move in moves:
             if move.from_rank == self._group.rank:

@@ -170,7 +170,7 @@ def test_ranks_that_have_moved_differently_are_told(tmp_path: Path) -> None:
     def make(shelf: ExpertShelf, rank: int) -> Between:
         return lambda: shelf.layers[0].table.apply(()) if rank else None
 
-    with pytest.raises(RuntimeError, match="all ranks have to run the same steps|another rank has ended"):
+    with pytest.raises(RuntimeError, match=r"all ranks have to run the same steps|another rank has ended"):
         compute(tmp_path, 2, 0, make, 1)
 
 
