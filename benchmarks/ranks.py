@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,16 @@ def serve(pipe: Connection, settings: dict[str, Any]) -> None:
 class Engine:
     """One of them."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, life: Callable[[Connection, dict[str, Any]], None] = serve, **settings: Any) -> None:
         self._pipe, far = multiprocessing.Pipe()
-        self._process = multiprocessing.get_context("spawn").Process(target=serve, args=(far, settings))
+        self._process = multiprocessing.get_context("spawn").Process(target=life, args=(far, settings))
         self._process.start()
         self.settings = self._pipe.recv()
 
-    def run(self, prompts: list[list[int]], tokens: int) -> tuple[float, list[tuple[int, ...]]]:
+    def run(self, prompts: list[list[int]], tokens: int) -> tuple[Any, list[tuple[int, ...]]]:
         """Seconds, and the answers."""
         self._pipe.send((prompts, tokens))
-        found: tuple[float, list[tuple[int, ...]]] = self._pipe.recv()
+        found: tuple[Any, list[tuple[int, ...]]] = self._pipe.recv()
         return found
 
     def close(self) -> None:

@@ -188,6 +188,21 @@ void bind_packed(nb::module_& m) {
         .def_prop_ro("cols", &PackedMatrix::cols)
         .def_prop_ro("experts", &PackedMatrix::experts)
         .def_prop_ro("nbytes", &PackedMatrix::bytes)
+        .def_prop_ro("expert_bytes", &PackedMatrix::expert_bytes)
+        .def_prop_ro("writable", [](PackedMatrix& p) { return p.writable() != nullptr; })
+        .def(
+            "expert_address",
+            [](const PackedMatrix& p, std::int64_t expert) {
+                require(expert >= 0 && expert < p.experts(), "there is no expert " + std::to_string(expert) + ".");
+                return reinterpret_cast<std::uintptr_t>(p.expert_data(expert));
+            },
+            "expert"_a, "Where the data of an expert lie.")
+        .def(
+            "put_expert",
+            [](PackedMatrix& p, std::int64_t expert, std::uintptr_t address) {
+                p.put_expert(expert, reinterpret_cast<const std::byte*>(address));
+            },
+            "expert"_a, "address"_a, "The data of an expert lie there from now on; whoever calls this keeps them.")
         .def_prop_ro("file_bytes", [](const PackedMatrix& p) { return p.header().file_bytes; })
         .def_prop_ro("kind", &PackedMatrix::kind)
         .def_prop_ro("huge_pages", &PackedMatrix::huge_pages)

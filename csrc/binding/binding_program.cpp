@@ -196,8 +196,13 @@ void check_shared(Program& p, RankGroup& group, std::int64_t first, std::int64_t
 void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, const PackedMatrix& gate,
              const PackedMatrix& up, const PackedMatrix& down, Value gate_up_bias, Value down_bias, Value residual,
              int activation, float alpha, float limit, Value out, const std::string& extent, Uses gate_up_uses,
-             Uses down_uses, RankGroup* group, std::int64_t first) {
+             Uses down_uses, RankGroup* group, std::int64_t first, std::uintptr_t table, std::uintptr_t counts,
+             std::int64_t num_experts) {
     if (group) check_shared(p, *group, first, gate.experts(), top_k * down.rows() * 4);
+    if (table && (!group || group->count() < 2 || num_experts < gate.experts()))
+        throw nb::value_error("a table of experts is for a group of several ranks, and names all experts.");
+    const ExpertPlaces places{reinterpret_cast<std::int32_t*>(table), reinterpret_cast<std::int64_t*>(counts),
+                              num_experts};
     const Extent e = extent_of(extent);
     const auto act = static_cast<Activation>(activation);
     const std::int64_t rank = std::max(most_rank(gate_up_uses), most_rank(down_uses));
@@ -225,7 +230,8 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
                               of_down,
                               f.adapters(e),
                               group,
-                              first},
+                              first,
+                              places},
                              w);
            },
            {x, weights, ids, gate_up_bias, down_bias, residual},
@@ -458,7 +464,7 @@ void bind_program(nb::module_& m) {
         .def("linear", &linear)
         .def("experts", &experts, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg(), "group"_a.none() = nb::none(), "first"_a = 0)
+             nb::arg(), "group"_a.none() = nb::none(), "first"_a = 0, "table"_a = 0, "counts"_a = 0, "num_experts"_a = 0)
         .def("position_scales", &position_scales)
         .def("take_rows", &take_rows)
         .def("inject", &inject)

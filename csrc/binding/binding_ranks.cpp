@@ -121,6 +121,14 @@ void bind_rank_group(nb::module_& m) {
         .def_prop_ro("stopped", &RankGroup::stopped)
         .def("stop", &RankGroup::stop)
         .def(
+            "pass_on",
+            [](RankGroup& group, std::uintptr_t own, std::int64_t bytes, int from, std::uintptr_t out) {
+                nb::gil_scoped_release release;
+                group.check();
+                group.pass(reinterpret_cast<const std::byte*>(own), bytes, from, reinterpret_cast<std::byte*>(out));
+            },
+            "own"_a, "bytes"_a, "from_rank"_a, "out"_a)
+        .def(
             "gather",
             [](RankGroup& group, std::uintptr_t own, std::int64_t bytes, std::uintptr_t out) {
                 nb::gil_scoped_release release;

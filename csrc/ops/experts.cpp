@@ -1,5 +1,6 @@
 // One gated MLP an expert: tokens are grouped by expert, so that each expert's weights are read once.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <utility>
 
@@ -77,7 +78,11 @@ Buffers take_buffers(const ExpertsArgs& args) {
 constexpr std::uint32_t experts_op = 4;
 
 // The number of a slot's expert among this rank's own; none of them if it is below 0 or not below their number.
-std::int64_t own_expert(const ExpertsArgs& args, std::int64_t slot) { return args.ids[slot] - args.first; }
+std::int64_t own_expert(const ExpertsArgs& args, std::int64_t slot) {
+    if (!args.places.table) return args.ids[slot] - args.first;
+    const std::int32_t* const place = args.places.table + 3 * args.ids[slot];
+    return place[1] == 1 || slot / args.top_k % place[1] == place[2] ? place[0] : -1;
+}
 
 bool is_own(const ExpertsArgs& args, std::int64_t slot) {
     return own_expert(args, slot) >= 0 && own_expert(args, slot) < args.gate->experts();
@@ -91,6 +96,8 @@ struct Sets {
 
 void group_tokens(const ExpertsArgs& args, const Sets& sets, std::int32_t* starts, Groups& out) {
     const std::int64_t experts = args.gate->experts();
+    if (args.places.counts)
+        for (std::int64_t slot = 0; slot < args.tokens * args.top_k; ++slot) ++args.places.counts[args.ids[slot]];
     const auto each_slot = [&](auto&& use) {
         for (int i = 0; i < sets.count; ++i) {
             const RowSet slots = sets.set[i].repeated(args.top_k);
@@ -248,7 +255,8 @@ void combine(const ExpertsArgs& args, const Sum& of, std::int64_t t, float* out)
 constexpr std::int64_t every_expert = std::numeric_limits<std::int64_t>::max();
 
 // How outputs of experts of several ranks come together. The first rank has the lowest experts and leaves the sums of
-// its own; the others leave the outputs of their slots, all in the second rank's memory.
+// its own; the others leave the outputs of their slots, all in the second rank's memory. Where a table says who has
+// which, the first does as the others.
 struct Sharing {
     const ExpertsArgs& args;
     RankGroup& group;
@@ -261,7 +269,7 @@ struct Sharing {
           room(std::min(of.tokens, group.slot_bytes() / (of.top_k * width * 4))),
           chunks((of.tokens + room - 1) / room) {}
 
-    bool leaves_outputs() const { return group.rank() > 0; }
+    bool leaves_outputs() const { return args.places.table || group.rank() > 0; }
     float* sums(std::uint32_t age) const { return reinterpret_cast<float*>(group.slot(0, age)); }
     float* outputs(std::uint32_t age) const { return reinterpret_cast<float*>(group.slot(1, age)); }
     // Where the products of one chunk go; null where they are copied later.
@@ -269,7 +277,7 @@ struct Sharing {
 
     void run(const float* own_outputs, Worker& worker) const {
         const std::uint32_t kind = exchange_kind(experts_op, args.tokens, width, args.top_k);
-        const auto note = static_cast<std::uint32_t>(args.first << 16 | args.gate->experts());
+        const std::uint32_t note = own_note();
         const auto share = [&](std::int64_t chunk, auto&& use) {
             worker.share(std::min(room, args.tokens - chunk * room), row_chunk(width * args.top_k),
                          [&](std::int64_t begin, std::int64_t end) {
@@ -286,6 +294,13 @@ struct Sharing {
     }
 
 private:
+    // What ranks tell each other of which experts they have: their run, or the number of the table.
+    std::uint32_t own_note() const {
+        if (!args.places.table) return static_cast<std::uint32_t>(args.first << 16 | args.gate->experts());
+        const std::atomic_ref<std::int32_t> number(args.places.table[3 * args.places.experts]);
+        return static_cast<std::uint32_t>(number.load(std::memory_order_relaxed));
+    }
+
     void leave(const float* own_outputs, std::int64_t i, std::int64_t t) const {
         const float* const own = own_outputs + t * args.top_k * width;
         if (!leaves_outputs())
@@ -296,6 +311,13 @@ private:
     }
 
     void take(std::uint32_t age, std::int64_t i, std::int64_t t) const {
+        const float* const residual = args.residual ? args.residual + t * width : nullptr;
+        if (args.places.table) {
+            for (int r = 0; r < group.count(); ++r)
+                if (group.note(r, age) != own_note()) return group.part();
+            return combine(args, {nullptr, outputs(age) + i * args.top_k * width, 0, every_expert, residual}, t,
+                           args.out + t * width);
+        }
         std::int64_t end = 0;  // of each rank's experts begin those of the next
         for (int r = 0; r < group.count(); ++r) {
             const std::uint32_t note = group.note(r, age);
@@ -303,7 +325,6 @@ private:
             end += note & 0xffff;
         }
         const float* const left = group.count() > 1 ? outputs(age) + i * args.top_k * width : nullptr;
-        const float* const residual = args.residual ? args.residual + t * width : nullptr;
         combine(args, {sums(age) + i * width, left, group.note(0, age) & 0xffff, end, residual}, t,
                 args.out + t * width);
     }

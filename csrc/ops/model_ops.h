@@ -119,6 +119,15 @@ struct SharedEmbeddingArgs {
 };
 
 // One MLP an expert; every token runs through its top_k.
+// Which of a group's ranks compute which experts, in memory that is written between steps.
+struct ExpertPlaces {
+    // [E, 3]: this rank's place of an expert among its own, or -1; how many ranks have it, of which each computes every
+    // so manieth token; which of them this rank is, from 0. Behind that the table's number, which all ranks count alike.
+    std::int32_t* table = nullptr;
+    std::int64_t* counts = nullptr;  // [E], to which the tokens of each are added
+    std::int64_t experts = 0;
+};
+
 struct ExpertsArgs {
     const float* x;           // [T, N]
     const float* weights;     // [T, top_k]
@@ -141,6 +150,7 @@ struct ExpertsArgs {
     // own ones; `ids` and adapters of all. Every rank gets the sums of all, with the bits of one process.
     RankGroup* group = nullptr;
     std::int64_t first = 0;
+    ExpertPlaces places = {};  // in the place of `first`, where ranks have others than a run in order
 };
 
 struct RouteArgs {

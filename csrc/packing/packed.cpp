@@ -285,6 +285,17 @@ void PackedMatrix::cut(const std::vector<std::int64_t>& ends) {
     std::copy(ends.begin(), ends.end(), header_.segment_ends);
 }
 
+void PackedMatrix::put_expert(std::int64_t expert, const std::byte* at) {
+    if (expert < 0 || expert >= experts())
+        throw std::invalid_argument("there is no expert " + std::to_string(expert) + " among " +
+                                    std::to_string(experts()) + ".");
+    if (!at || reinterpret_cast<std::uintptr_t>(at) % 64)
+        throw std::invalid_argument("an expert's data are aligned to 64 bytes.");
+    if (places_.empty())
+        for (std::int64_t e = 0; e < experts(); ++e) places_.push_back(data_ + e * expert_bytes());
+    places_[static_cast<std::size_t>(expert)] = at;
+}
+
 SpanPlace PackedMatrix::place(std::int64_t span) const {
     const std::int64_t units = std::min<std::int64_t>(8, units_of(header_) - 8 * span);
     const std::uint8_t* const own = widths() ? widths() + 8 * span : nullptr;

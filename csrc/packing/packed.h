@@ -123,8 +123,15 @@ public:
 
     const std::byte* data() const { return data_; }
     const std::byte* panel(std::int64_t expert, std::int64_t index) const {
-        return data_ + (expert * panels() + index) * header_.panel_bytes;
+        return expert_data(expert) + index * header_.panel_bytes;
     }
+    std::int64_t expert_bytes() const { return panels() * header_.panel_bytes; }
+    const std::byte* expert_data(std::int64_t expert) const {
+        return places_.empty() ? data_ + expert * expert_bytes() : places_[static_cast<std::size_t>(expert)];
+    }
+    // The data of an expert lie elsewhere from now on: expert_bytes() of this packing, 64-byte aligned, that whoever
+    // calls this keeps. While nothing reads the matrix. Throws std::invalid_argument if there is no such expert.
+    void put_expert(std::int64_t expert, const std::byte* at);
     const std::int32_t* order() const {  // [K] or null
         return header_.order_offset ? reinterpret_cast<const std::int32_t*>(data_ + header_.order_offset) : nullptr;
     }
@@ -152,6 +159,7 @@ private:
     const std::byte* data_;
     std::shared_ptr<void> owner_;
     std::vector<std::int64_t> starts_;  // of the spans, if widths differ
+    std::vector<const std::byte*> places_;  // of the experts, if one was put elsewhere
     bool huge_pages_ = false;
 };
 

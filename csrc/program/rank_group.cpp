@@ -233,6 +233,19 @@ void RankGroup::check() const {
     if (stopped()) throw std::runtime_error("another rank has ended, or the group of ranks was stopped.");
 }
 
+void RankGroup::pass(const std::byte* own, std::int64_t bytes, int from, std::byte* out) {
+    if (rank_ < 0 || bytes < 1 || (out && (from < 0 || from >= count_)))
+        throw std::invalid_argument("ranks pass bytes to each other, from a rank that there is.");
+    constexpr std::uint32_t passing = 0x70617373;
+    for (std::int64_t at = 0; at < bytes; at += slot_bytes_) {
+        const auto part = static_cast<std::size_t>(std::min(slot_bytes_, bytes - at));
+        if (own) std::memcpy(slot(rank_), own + at, part);
+        post(static_cast<std::uint32_t>(bytes) ^ passing);
+        if (!wait(1)) return check();
+        if (out) std::memcpy(out + at, slot(from, 1), part);
+    }
+}
+
 void RankGroup::gather(const std::byte* own, std::int64_t bytes, std::byte* out) {
     if (rank_ < 0) throw std::invalid_argument("who only watches a group of ranks has nothing to share.");
     std::int64_t at = 0;

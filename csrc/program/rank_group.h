@@ -61,6 +61,10 @@ public:
     bool stopped() const;
     void check() const;  // throws std::runtime_error if the group has been stopped
 
+    // Each rank that has something to give gives so many bytes (null: nothing), and each that wants something takes
+    // what `from` gives into `out` (null: nothing). All ranks call it with the same number.
+    void pass(const std::byte* own, std::int64_t bytes, int from, std::byte* out);
+
     // Bytes of every rank, one behind the other, in `out`.
     void gather(const std::byte* own, std::int64_t bytes, std::byte* out);
 

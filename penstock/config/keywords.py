@@ -25,6 +25,10 @@ class EngineKeywords(TypedDict, total=False):
     pipeline_layer_split: str | None
     remote_workers: int
     workers_address: str | None
+    enable_expert_parallel: bool
+    enable_eplb: bool
+    num_redundant_experts: int
+    eplb_step_interval: int
     max_model_len: int | None
     goal: str
     max_users: int | None

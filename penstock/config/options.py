@@ -42,6 +42,10 @@ class EngineOptions:
         pipeline_layer_split: layers of each of those, as in "10,12"; None deals them by what a step reads of each.
         remote_workers: how many of these processes, the last ones, are those of other machines.
         workers_address: HOST:PORT where those join, with the token in PENSTOCK_WORKER_TOKEN; None without any.
+        enable_expert_parallel: processes that share layers have whole experts each, as they have in any case.
+        enable_eplb: experts change places between those, as measured loads say.
+        num_redundant_experts: copies of each layer's busiest experts, beside one of each.
+        eplb_step_interval: steps after which it is looked whether experts are well placed.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
         goal: what options are derived for: "balanced", "latency" or "throughput".
         max_users: how many ask at the same time, for whom sequences in a step and KV cache are derived; or None.
@@ -109,6 +113,10 @@ class EngineOptions:
     pipeline_layer_split: str | None = None
     remote_workers: int = 0
     workers_address: str | None = None
+    enable_expert_parallel: bool = False
+    enable_eplb: bool = False
+    num_redundant_experts: int = 0
+    eplb_step_interval: int = 1000
     max_model_len: int | None = None
     goal: str = "balanced"
     max_users: int | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 from penstock.config.speculation import HEADS, speculation
 
+MOST_COPIES: Final = 4096  # of a layer's experts
 MOST_RANKS: Final = 8  # processes of one model, which is how many segments sums are cut into
 
 
@@ -42,8 +44,35 @@ def check_ranks(options: EngineOptions) -> None:
         )
     if (remote > 0) != (options.workers_address is not None):
         raise ConfigError("--remote-workers and --workers-address go together: how many processes join, and where.")
+    _check_experts(options)
     if rank_count(options) > 1 and (refused := _refusal(options)):
         raise ConfigError(f"{several(options)}: {refused}")
+
+
+def alone(options: EngineOptions) -> EngineOptions:
+    """What a process is asked for that is told its share by another."""
+    whole = replace(options, tensor_parallel_size=1, pipeline_parallel_size=1, remote_workers=0, workers_address=None)
+    return replace(whole, enable_expert_parallel=False, enable_eplb=False, num_redundant_experts=0)
+
+
+def _check_experts(options: EngineOptions) -> None:
+    """Raises ConfigError for what cannot be asked of experts that processes share."""
+    columns = options.tensor_parallel_size
+    if options.enable_expert_parallel and columns == 1:
+        raise ConfigError("--enable-expert-parallel is for processes that share layers. Take --tensor-parallel-size.")
+    if options.enable_eplb and not options.enable_expert_parallel:
+        raise ConfigError("--enable-eplb has experts change places. Take --enable-expert-parallel too.")
+    if options.enable_eplb and options.pipeline_parallel_size > 1:
+        raise ConfigError("--enable-eplb is for processes that share every layer. Leave --pipeline-parallel-size out.")
+    if options.enable_eplb and options.enable_lora:
+        raise ConfigError("--enable-eplb needs experts that are dealt, and with --enable-lora all processes have all.")
+    copies, interval = options.num_redundant_experts, options.eplb_step_interval
+    if isinstance(copies, bool) or not isinstance(copies, int) or not 0 <= copies <= MOST_COPIES:
+        raise ConfigError(f"--num-redundant-experts is {copies!r}; allowed: an integer from 0 to {MOST_COPIES}.")
+    if copies and not options.enable_eplb:
+        raise ConfigError(f"--num-redundant-experts {copies} needs --enable-eplb, which says where copies are.")
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        raise ConfigError(f"--eplb-step-interval is {interval!r}; allowed: an integer of at least 1.")
 
 
 def several(options: EngineOptions) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 
@@ -71,6 +73,22 @@ class SharedEmbedding(Protocol):
         """
 
 
+class ExpertPlaces(Protocol):
+    """Which of several ranks compute which of E experts, in memory that is written between steps, and read in them.
+
+    An expert that several ranks have is computed for each token by one of them.
+
+    Attributes:
+        table: int32 [3 * E + 1]: of each expert this rank's place of it among its own, or -1; how many ranks have it;
+            and which of them this one is, from 0: it computes tokens whose number, modulo those ranks, is that. The
+            last is the number of the table, which all ranks have to be at.
+        counts: int64 [E], to which an op adds the tokens of each expert, whoever computes them.
+    """
+
+    table: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.int64]
+
+
 class SharedExperts(Protocol):
     """Experts that lie with several ranks, each of which has some whole ones (GShard, arXiv:2006.16668)."""
 
@@ -90,10 +108,11 @@ class SharedExperts(Protocol):
         limit: float = 7.0,
         residual: Tensor | None = None,
         gated: bool = True,
+        places: ExpertPlaces | None = None,
     ) -> Tensor:
         """As GroupedExperts, on every rank, with the same bits where its sums have one order; without adapters.
 
         `x`, `weights`, `ids` (of all experts) and `residual` are the same on every rank; gate_up, down and biases are
         of this rank's experts alone, of which there is one at least and whose first has number `first`. Ranks have
-        them in order: rank 0 has expert 0.
+        them in order: rank 0 has expert 0. With `places`, `first` is 0, and they tell which experts ranks have.
         """

@@ -18,6 +18,7 @@ from penstock.layers.norm import Norm
 from penstock.layers.sharding import Shards
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
+from penstock.parallel.experts import ExpertTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +112,31 @@ class SparseMoe(Layer):
         before, routed, _ = experts.down.parts[0].key.partition(".experts")
         self.name = before + routed if routed else before.rsplit(".", 2)[0]  # of an expert for all tokens
         self.adapters: tuple[tuple[PlacedAdapters, ...], tuple[PlacedAdapters, ...]] | None = None
+        self.places: ExpertTable | None = None
         self.down.segment = 1
         for weight in (self.gate_up, self.down):
             weight.pack = partial(kernels.pack_experts, count=options.num_experts, segment=weight.segment)
             weight.packable, weight.experts = kernels.packable, options.num_experts
 
     def shard(self, shards: Shards) -> None:
-        """Each rank has some of the experts, whole."""
+        """Each rank has some of the experts, whole: a run, or what a table says from step to step."""
         count = self.options.num_experts
         if count < shards.ranks.count or shards.adapters:
             shards.keep_whole(self, "adapters may change it" if shards.adapters else "it has fewer experts than ranks")
             return
         first, end = shards.ranks.run(count)
+        if shards.copies is not None:
+            self.places = ExpertTable(shards.ranks, count, shards.copies)
+            own = self.places.holdings[shards.ranks.rank]
+            first, end = own[0], own[-1] + 1
         for weight in (self.gate_up, self.down):
             weight.take_entries(first, end)
             weight.pack = partial(self._kernels.pack_experts, count=end - first, segment=weight.segment)
         for bias in (self.gate_up_bias, self.down_bias):
             if bias is not None:
                 bias.own = np.arange(first, end, dtype=np.int64)
-        self._experts = partial(self._kernels.shared_experts, group=shards.group, first=first)
+        start = first if self.places is None else 0
+        self._experts = partial(self._kernels.shared_experts, group=shards.group, first=start, places=self.places)
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""

@@ -55,6 +55,8 @@ class Shards:
         tables: whether embedding and head are shared too.
         adapters: whether layers may have low-rank ones; experts and latent attention are whole in every rank then.
         heads: whether attention is, which it is not where layers read keys and values that others have written.
+        copies: experts that a layer's ranks have more often than once, where what each has changes with the load; None
+            where each has a run of them for good.
         whole: kinds of layers that every rank computes, and why.
     """
 
@@ -64,6 +66,7 @@ class Shards:
     tables: bool = True
     adapters: bool = False
     heads: bool = True
+    copies: int | None = None
     whole: dict[str, str] = field(default_factory=dict)
 
     def columns(self, weight: Weight) -> Columns | None:

@@ -26,6 +26,7 @@ from penstock.runtime.logits_processors import load_processors
 from penstock.runtime.pipeline.lead import StagedSteps
 from penstock.runtime.pipeline.stage import Stage
 from penstock.runtime.pooling import Pooler
+from penstock.runtime.ranks.experts import ExpertShelf
 from penstock.runtime.ranks.step_sizes import StepSizes
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
@@ -135,7 +136,8 @@ def make_parts(
         return rank_parts(spec, sizes)
     workers.make(sizes)
     memory, builder, executor = rank_parts(spec, sizes)
-    return memory, builder, workers.join(executor, memory)
+    interval = spec.options.eplb_step_interval
+    return memory, builder, workers.join(executor, memory, ExpertShelf(spec.model, workers.group), interval)
 
 
 def _engine_parts(

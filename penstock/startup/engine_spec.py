@@ -154,7 +154,8 @@ def _declared(
         heads = drafts is not None and drafts.loads and drafts.method != "draft_model"  # which read the target's tables
         lora = options.enable_lora
         plans = _weight_plans(model, checkpoint, options)
-        shard(model, checkpoint, plans, ranks, group, tables=not (heads or lora), adapters=lora)
+        copies = options.num_redundant_experts if options.enable_eplb else None
+        shard(model, checkpoint, plans, ranks, group, tables=not (heads or lora), adapters=lora, copies=copies)
     return model
 
 

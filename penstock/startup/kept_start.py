@@ -219,7 +219,8 @@ def weights_place(options: EngineOptions, name: str, model: Path, ranks: Ranks =
 def weights_identity(options: EngineOptions, model: Path, ranks: Ranks = ALONE) -> str:
     """What a rank's packed weights depend on."""
     packing = f"{PACKING} {options.quantize} {options.hf_overrides or ''}".rstrip()
-    return fingerprint(model, packing if ranks.alone else f"{packing} {ranks.name}")
+    copies = f" {options.num_redundant_experts} copies" if options.enable_eplb else ""
+    return fingerprint(model, packing if ranks.alone else f"{packing} {ranks.name}{copies}")
 
 
 def start_place(weights: Path) -> Path:

@@ -30,6 +30,8 @@ def check_model(model: Model, options: EngineOptions) -> None:
         why = model.runs
     elif any(spec.kind is CacheKind.CROSS for spec in model.cache_specs):
         why = "rows attend to an encoder's output, which one process computes"
+    if options.enable_eplb and not why and not any(getattr(layer, "places", None) for layer in model.walk()):
+        raise ConfigError("--enable-eplb is not possible: no layer has experts that processes share. Leave it out.")
     if why:
         raise ConfigError(f"{several(options)} is not possible: {why}. Leave it out.")
 

@@ -22,6 +22,7 @@ def shard(
     *,
     tables: bool = True,
     adapters: bool = False,
+    copies: int | None = None,
 ) -> Shards:
     """Leaves of a declared model, whose weights are not loaded, what this rank computes.
 
@@ -35,10 +36,11 @@ def shard(
         group: what its collectives wait on; where nothing is computed, as when a plan is made, the null form.
         tables: embedding and head are shared too; else every rank has them, and one alone may use them.
         adapters: there may be low-rank ones.
+        copies: of experts, as of Shards.
 
     Returns:
         What was shared, and what was not.
     """
-    shards = Shards(ranks, group, SegmentEnds(checkpoint, plans), tables=tables, adapters=adapters)
+    shards = Shards(ranks, group, SegmentEnds(checkpoint, plans), tables=tables, adapters=adapters, copies=copies)
     shard_model(model, shards)
     return shards

@@ -105,6 +105,7 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire, own: Own) -> Decla
     Raises:
         PenstockError: as for an engine that starts; also for another model.
     """
+    from penstock.config.ranks import alone
     from penstock.layers.part import WHOLE, ModelPart
     from penstock.runtime.ranks import messages
     from penstock.startup.build_runner import fill
@@ -113,8 +114,7 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire, own: Own) -> Decla
     from penstock.startup.kv_probe import choose_kv_types
 
     options = replace(launch.options, model=own.model or launch.options.model)
-    alone: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "remote_workers": 0}
-    one = replace(options, threads=own.threads or launch.threads, workers_address=None, **alone)
+    one = replace(alone(options), threads=own.threads or launch.threads)
     Claim(one).settle(one)
     count = options.tensor_parallel_size
     part = WHOLE if launch.layers == (0, None) else ModelPart(*launch.layers)
@@ -136,6 +136,7 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
     `links`: of a stage, sockets from the one before it and to the one behind it.
     """
     from penstock.runtime.ranks import messages
+    from penstock.runtime.ranks.experts import ExpertShelf
     from penstock.runtime.ranks.follower import Follower
     from penstock.startup.adapters import make_adapter_room
     from penstock.startup.build_runner import rank_parts
@@ -153,13 +154,14 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
         return
     adapters = make_adapter_room(spec)
     memory, builder, executor = rank_parts(spec, make.sizes)
+    experts = ExpertShelf(spec.model, group)
     wire.send(messages.encode(messages.Ready(executor.describe)))
     if links:
         from penstock.startup.stage_process import serve_stage
 
         serve_stage(executor, memory, links, last=spec.model.part.end is None)
     else:
-        Follower(executor, memory, builder, adapters).serve(wire)
+        Follower(executor, memory, builder, adapters, experts).serve(wire)
 
 
 def _next(wire: Wire, kind: type[T]) -> T | None:

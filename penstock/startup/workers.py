@@ -33,6 +33,7 @@ from penstock.config.ranks import local_ranks, rank_count, rank_threads
 from penstock.kernels.cpu.rank_group import WATCHER, RankGroup, make_memory
 from penstock.parallel.ranks import Ranks
 from penstock.runtime.ranks import joining, messages
+from penstock.runtime.ranks.balance import ExpertBalancer
 from penstock.runtime.ranks.group import Group
 from penstock.runtime.ranks.lead import LeadAdapters, LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.runtime.kv_memory import KVMemory
     from penstock.runtime.pipeline.lead import StagedSteps
     from penstock.runtime.pipeline.stage import Stage
+    from penstock.runtime.ranks.experts import ExpertShelf
     from penstock.runtime.ranks.step_sizes import StepSizes
     from penstock.startup.build_runner import Loading
     from penstock.startup.engine_spec import EngineSpec
@@ -200,12 +202,16 @@ class Workers:
         for worker in self._workers:
             self._send(worker, messages.encode(messages.Make(sizes)))
 
-    def join(self, executor: Executor, memory: KVMemory) -> Executor:
-        """This rank's executor and memory with those of the others, which have made theirs."""
+    def join(self, executor: Executor, memory: KVMemory, experts: ExpertShelf, interval: int) -> Executor:
+        """This rank's executor and memory with those of the others, which have made theirs.
+
+        `experts` of this rank, which change with the load every `interval` steps.
+        """
         self._answers()
         self._serving = True
         memory.told = told(self)
-        return LeadExecutor(executor, self, self.count)
+        between = ExpertBalancer(self, experts, interval).between_steps if experts.layers else None
+        return LeadExecutor(executor, self, self.count, between)
 
     def share(self, adapters: AdapterRoom) -> None:
         """The other ranks read and place what this one does."""

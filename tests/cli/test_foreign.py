@@ -221,7 +221,7 @@ def test_the_table_is_printed(penstock: Penstock) -> None:
     assert told.returncode == 0
     assert re.search(r"^--ctx-size +here: --max-model-len …$", told.stdout, re.MULTILINE)
     assert penstock("serve", "--help-flags=mlx").returncode == 2
-    assert penstock("serve", "m", "--enable-expert-parallel").returncode == 2
+    assert penstock("serve", "m", "--enable-elastic-ep").returncode == 2
 
 
 def test_odd_command_lines_are_read_to_their_end(penstock: Penstock) -> None:

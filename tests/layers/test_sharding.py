@@ -68,7 +68,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {  # sizes, and kinds of 
 class OneRank:
     """A rank of a model, which a thread of its own computes."""
 
-    def __init__(self, folder: Path, ranks: Ranks, memory: int, quantize: str | None) -> None:
+    def __init__(
+        self, folder: Path, ranks: Ranks, memory: int, quantize: str | None, copies: int | None = None
+    ) -> None:
         self.ranks = ranks
         checkpoint = open_checkpoint(folder)
         kernels = resolve_kernels(KernelContext("cpu", "float32"))
@@ -78,7 +80,7 @@ class OneRank:
         if ranks != ALONE:
             ends = SegmentEnds(checkpoint, plans)
             self.group = RankGroup(memory, ranks.rank)
-            self.shards = Shards(ranks, self.group, ends)
+            self.shards = Shards(ranks, self.group, ends, copies=copies)
             shard_model(self.model, self.shards)
             plans = plan_weights(self.model, checkpoint, target)
         load_weights(self.model, checkpoint, plans)

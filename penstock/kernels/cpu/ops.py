@@ -20,6 +20,7 @@ from penstock.kernels.cpu.packed import Packed, block_bytes, kv_layout, zero_pag
 from penstock.kernels.cpu.rank_group import RankGroup
 from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, extent_of, tape_of, width_of
 from penstock.kernels.cpu.step_program import address, mask_kinds
+from penstock.kernels.shared_ops import ExpertPlaces
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai", "relu", "relu2", "clip")
 HEAD_NORMS = ("each", "all", "layer", "rotated")
@@ -345,14 +346,17 @@ def grouped_experts(
     adapters: ExpertAdapters | None = None,
     group: RankGroup | None = None,
     first: int = 0,
+    places: ExpertPlaces | None = None,
 ) -> Any:
-    """As in kernels.api; with a group, of this rank's experts alone, whose first has number `first`."""
+    """As in kernels.api; with a group, of this rank's experts alone, whose first has number `first`, or of `places`."""
     tape = tape_of(x)
     uses: list[list[Any]] = [[], []]
     if adapters is not None:
         uses = [adapter_uses(tape, parts, adapters.tokens, x) for parts in (adapters.gate_up, adapters.down)]
     out = tape.new(width_of(x), extent_of(x))
-    tape.refs.append((gate_up, down, group))
+    tape.refs.append((gate_up, down, group, places))
+    table = None if places is None else places.table
+    counts = None if places is None else places.counts
     gates = gate_up.parts if gated else 2 * gate_up.parts
     tape.program.experts(
         tape.index(x),
@@ -373,6 +377,9 @@ def grouped_experts(
         uses[1],
         None if group is None else group.native,
         first,
+        address(table),
+        address(counts),
+        0 if counts is None else len(counts),
     )
     return tape.done(out)
 

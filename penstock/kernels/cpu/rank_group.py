@@ -78,6 +78,15 @@ class RankGroup:
         """
         self.native.gather(0, 0, 0)
 
+    def pass_on(self, own: int, size: int, source: int, out: int) -> None:
+        """Gives `size` bytes at the address `own` to all who want them (0: none), and takes those of rank `source` to
+        the address `out` (0: none). All ranks call it, with one size of at least 1.
+
+        Raises:
+            RuntimeError: the group was stopped, or ranks bring different sizes.
+        """
+        self.native.pass_on(own, size, source, out)
+
     def all_gather(self, tensor: Any) -> list[Any]:
         """Every rank's tensor (or array), each of the shape and type of this one, which is contiguous.
 

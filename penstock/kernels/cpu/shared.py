@@ -11,6 +11,7 @@ from penstock.kernels.cpu import ops
 from penstock.kernels.cpu.packed import Packed
 from penstock.kernels.cpu.rank_group import RankGroup
 from penstock.kernels.cpu.recording import Eager, Handle, extent_of, tape_of, width_of
+from penstock.kernels.shared_ops import ExpertPlaces
 
 
 def _only(weight: Packed, op: str) -> Any:
@@ -93,6 +94,7 @@ def shared_experts(
     limit: float = 7.0,
     residual: Any = None,
     gated: bool = True,
+    places: ExpertPlaces | None = None,
 ) -> Any:
     return ops.grouped_experts(
         x,
@@ -109,4 +111,5 @@ def shared_experts(
         gated,
         group=group,
         first=first,
+        places=places,
     )

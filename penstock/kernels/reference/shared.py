@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.kernels.reference import dense, experts
-from penstock.kernels.shared_ops import TensorGroup
+from penstock.kernels.shared_ops import ExpertPlaces, TensorGroup
 
 
 def shared_linear(
@@ -70,15 +71,17 @@ def shared_experts(
     limit: float = 7.0,
     residual: Tensor | None = None,
     gated: bool = True,
+    places: ExpertPlaces | None = None,
     *,
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = dense.linear,
 ) -> Tensor:
     """As kernels.api.SharedExperts; `linear` is the product to use."""
-    tokens, slots = torch.nonzero((ids >= first) & (ids < first + len(gate_up)), as_tuple=True)
+    of = ids - first if places is None else _placed(ids, places)
+    tokens, slots = torch.nonzero((of >= 0) & (of < len(gate_up)), as_tuple=True)
     own = experts.grouped_experts(
         x[tokens],
         weights[tokens, slots].unsqueeze(1),
-        ids[tokens, slots].unsqueeze(1) - first,
+        of[tokens, slots].unsqueeze(1),
         gate_up,
         down,
         activation,
@@ -92,3 +95,12 @@ def shared_experts(
     mixed = torch.zeros(len(x), x.shape[1], device=x.device).index_add_(0, tokens, own.float())
     total = reduce(torch.add, group.all_gather(mixed))
     return (total if residual is None else total + residual).to(x.dtype)
+
+
+def _placed(ids: Tensor, places: ExpertPlaces) -> Tensor:
+    """The places of chosen experts [T, top_k] among this rank's own; -1 where another computes that token's."""
+    places.counts += np.bincount(ids.cpu().numpy().reshape(-1), minlength=len(places.counts))
+    rows = torch.from_numpy(places.table[:-1].reshape(-1, 3).astype(np.int64)).to(ids.device)[ids]
+    own, holders, which = rows.unbind(-1)
+    token = torch.arange(len(ids), device=ids.device).unsqueeze(1)
+    return torch.where(token % holders == which, own, -1)

@@ -10,6 +10,7 @@ from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.ranks import messages
+from penstock.runtime.ranks.experts import ExpertShelf
 from penstock.runtime.ranks.wire import Wire
 
 
@@ -17,9 +18,15 @@ class Follower:
     """An executor, its memory, and block tables for steps that are told by what is new in them."""
 
     def __init__(
-        self, executor: Executor, memory: KVMemory, builder: BatchBuilder, adapters: AdapterRoom | None = None
+        self,
+        executor: Executor,
+        memory: KVMemory,
+        builder: BatchBuilder,
+        adapters: AdapterRoom | None = None,
+        experts: ExpertShelf | None = None,
     ) -> None:
         self._adapters = adapters or AdapterRoom()
+        self._experts = experts
         self._executor, self._memory = executor, memory
         self._builder = builder
         self._decoding = executor.decoding(builder)
@@ -51,6 +58,8 @@ class Follower:
                 self._adapters.read(uses)
             case messages.Place(slot=slot, use=use):
                 self._adapters.place_read(slot, use)
+            case messages.PassExperts() | messages.PutExperts() if self._experts is not None:
+                self._experts.obey(command)
             case _:
                 raise ValueError(f"{type(command).__name__} is no command of a rank that has started")
 

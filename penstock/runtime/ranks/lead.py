@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def _nothing() -> None:
+    """Between steps of which each begins at once."""
+
+
 class Followers(Protocol):
     """The other ranks, as the one that leads sees them."""
 
@@ -43,14 +47,18 @@ class Followers(Protocol):
 class LeadExecutor:
     """An executor whose calls all ranks make, in one order. Any rank's failure is the end of all."""
 
-    def __init__(self, executor: Executor, followers: Followers, count: int) -> None:
-        """`executor` is this rank's own, of `count` ranks."""
+    def __init__(
+        self, executor: Executor, followers: Followers, count: int, between: Callable[[], None] | None = None
+    ) -> None:
+        """`executor` is this rank's own, of `count` ranks; `between` is called ahead of each step."""
         self._own = executor
+        self._between = between or _nothing
         self._followers = followers
         self.fast, self.gives = executor.fast, executor.gives
         self.describe = f"{executor.describe}, in each of {count} processes"
 
     def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
+        self._together(self._between)
         self._followers.tell(messages.forward(batch))
         self._together(lambda: self._own.forward(batch, given))
 
@@ -60,7 +68,7 @@ class LeadExecutor:
 
     def decoding(self, builder: BatchBuilder) -> Any:
         program = self._own.decoding(builder)
-        return None if program is None else LeadDecoding(program, builder, self._followers)
+        return None if program is None else LeadDecoding(program, builder, self._followers, self._between)
 
     def states(self) -> LayerStates:
         return self._own.states()
@@ -84,9 +92,15 @@ class LeadExecutor:
 class LeadDecoding:
     """As `DecodeProgram`, of all ranks. Each keeps block tables, which are told what the builder's have got."""
 
-    def __init__(self, program: DecodeProgram, builder: BatchBuilder, followers: Followers) -> None:
+    def __init__(
+        self,
+        program: DecodeProgram,
+        builder: BatchBuilder,
+        followers: Followers,
+        between: Callable[[], None],
+    ) -> None:
         self._program, self._builder = program, builder
-        self._followers = followers
+        self._followers, self._between = followers, between
         self._spans: tuple[Any, ...] = ()
 
     def fill(self, spans: tuple[Any, ...]) -> bool:
@@ -100,8 +114,9 @@ class LeadDecoding:
 
     def run(self) -> npt.NDArray[np.float32]:
         """As of DecodeProgram."""
-        self._followers.tell(messages.Decode(self._spans))
         try:
+            self._between()
+            self._followers.tell(messages.Decode(self._spans))
             return self._program.run()
         except Exception as error:  # the others may have gone on
             raise self._followers.failed(error) from error

@@ -104,6 +104,30 @@ class Place(msgspec.Struct, frozen=True, array_like=True, tag=True):
     use: AdapterUse
 
 
+class PassExperts(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Bring bytes [begin, end) of a piece of experts' weights to where these moves say, beside what is there.
+
+    Attributes:
+        layer: which of those whose experts change places.
+        piece: which of an expert's matrices and biases there.
+        begin, end: bytes of it.
+        moves: as `parallel.experts.Move`.
+    """
+
+    layer: int
+    piece: int
+    begin: int
+    end: int
+    moves: tuple[tuple[int, int, int, int], ...]
+
+
+class PutExperts(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From the next step on, what has come by these moves is in its places."""
+
+    layer: int
+    moves: tuple[tuple[int, int, int, int], ...]
+
+
 class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Load a rank's part of a model; the answer is Loaded.
 
@@ -133,7 +157,7 @@ class Make(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sizes: StepSizes
 
 
-Command = Launch | Make | Forward | Logits | Blocks | Decode | Apply | Read | Place
+Command = Launch | Make | Forward | Logits | Blocks | Decode | Apply | Read | Place | PassExperts | PutExperts
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
