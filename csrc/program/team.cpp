@@ -61,7 +61,7 @@ public:
         helping.fetch_sub(open, std::memory_order_acq_rel);
         for (int spins = 0; helping.load(std::memory_order_acquire) != 0; ++spins)
             spins < spins_before_yield ? relax() : std::this_thread::yield();
-        phases.reset(self.phases_used());
+        phases.reset(std::max(self.phases_used(), helped.exchange(0, std::memory_order_relaxed)));
         if (failure) std::rethrow_exception(failure);
     }
 
@@ -83,6 +83,11 @@ private:
                 working = true;
                 Worker self(&phases, index, members);
                 (*job)(self);
+                // A member that leaves early, as from a stopped exchange, may have come less far than another.
+                const std::int64_t used = self.phases_used();
+                std::int64_t most = helped.load(std::memory_order_relaxed);
+                while (most < used && !helped.compare_exchange_weak(most, used, std::memory_order_relaxed)) {
+                }
             }
             helping.fetch_sub(1, std::memory_order_acq_rel);
         }
@@ -95,6 +100,7 @@ private:
     int members = 1;
     std::atomic<int> round{0};    // grows with every job
     std::atomic<int> helping{0};  // helpers at work, plus `open`
+    std::atomic<std::int64_t> helped{0};  // loops that the helper which came furthest has used
 };
 
 // Never destroyed: its threads wait on its members until the process ends.

@@ -10,6 +10,7 @@ from penstock.config.options import EngineOptions
 from penstock.config.speculation import HEADS, speculation
 
 MOST_COPIES: Final = 4096  # of a layer's experts
+_OVER_ROWS: Final = ("nvfp4", "fp8_block")  # formats of which a scale counts for several rows
 MOST_RANKS: Final = 8  # processes of one model, which is how many segments sums are cut into
 
 
@@ -91,6 +92,8 @@ def _refusal(options: EngineOptions) -> str:
             "processes that share every layer exchange sums through the memory of one machine. Deal layers to those of "
             "other machines, with --pipeline-parallel-size alone."
         )
+    if options.quantize in _OVER_ROWS and options.tensor_parallel_size > 1:
+        return f"scales of {options.quantize} are over rows that several processes have. Take another format."
     if options.enable_lora and options.pipeline_parallel_size > 1:
         return "adapters are brought to processes that share every layer alone. Take --tensor-parallel-size."
     if options.kv_ram or options.kv_disk or options.kv_store:

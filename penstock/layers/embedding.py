@@ -87,7 +87,7 @@ class Embedding(Layer):
 
     def shard(self, shards: Shards) -> None:
         """Each rank has some of the vocabulary."""
-        if not shards.tables:
+        if not shards.deals(self.weight.whole_rows or self.weight.shape[0]):
             return
         first, group = _take_rows(self.weight, shards), shards.group
         shared = self._kernels.shared_embedding
@@ -137,9 +137,9 @@ class Head(Layer):
 
     def shard(self, shards: Shards) -> None:
         """Each rank has some of the vocabulary."""
-        if not shards.tables:
-            return
         vocab = self.weight.whole_rows or self.weight.shape[0]
+        if not shards.deals(vocab):
+            return
         first = _take_rows(self.weight, shards)
         ends = shards.table_rows(vocab)
         widths = [end - begin for begin, end in pairwise((0, *ends))]

@@ -82,6 +82,10 @@ class Shards:
         widths = tuple(edges[last] - edges[start] for start, last in runs)
         return Columns(first, edges[stop], own, (begin, len(ends)), widths)
 
+    def deals(self, rows: int) -> bool:
+        """Whether ranks share a table of so many rows."""
+        return self.tables and -(-rows // TABLE_UNIT) >= self.ranks.count
+
     def table_rows(self, rows: int) -> tuple[int, ...]:
         """Where the ranks' runs of a table's rows end."""
         units = -(-rows // TABLE_UNIT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -34,7 +34,7 @@ from penstock.startup.gpu_memory import DeviceMemory, Measured, remedies, share
 from penstock.startup.header_plan import this_machine
 from penstock.startup.kept_start import weights_identity, weights_place
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, format_bytes
-from penstock.startup.rank_plan import check_model, rank_machine, rank_notes, with_rank_kv
+from penstock.startup.rank_plan import check_model, kept_elements, rank_machine, rank_notes, with_rank_kv
 from penstock.startup.resident import packer_of, resident_bytes
 from penstock.startup.sharding import shard
 from penstock.startup.staging import hold, stages_of
@@ -88,6 +88,7 @@ class EngineSpec(Declaration):
         settings: derived options and why.
         limits: what the plan was made under.
         draft: the model that drafts for it, if any.
+        fullest: the share of the rank that keeps most of a token; None where that is `model`.
         stages: parts of the model, the first of which is this one; one alone where layers are not dealt.
     """
 
@@ -96,6 +97,7 @@ class EngineSpec(Declaration):
     limits: MemoryLimits
     draft: DraftSpec | None = None
     stages: tuple[ModelPart, ...] = (WHOLE,)
+    fullest: Model | None = None
 
     def with_model(self, model: Model, kernels: KernelSet) -> EngineSpec:
         """The same engine with another declaration of its model, on other kernels."""
@@ -200,18 +202,23 @@ def make_engine_spec(
     kernels, model = _on_kernels(declare, concrete)
     if model.runs and concrete.on_gpu:
         return make_spec_on_cpu(options, machine, model.runs, drafts)
+    fullest, heaviest = model, 0
     if rank_count(concrete) > 1:
         check_model(model, concrete)
-        concrete = with_rank_kv(options, concrete, model, facts)
+        shares = [model, *_others(checkpoint, concrete, ranks, kernels)]
+        fullest = max(shares, key=kept_elements)
+        heaviest = max(planned_bytes(_weight_plans(share, checkpoint, concrete)) for share in shares)
+        concrete = with_rank_kv(options, concrete, fullest, facts)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     plans = _weight_plans(model, checkpoint, concrete)
     weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), concrete)
+    weights = max(weights, heaviest)
     limits = memory_limits(options, concrete, machine, gpu)
     if drafts:
         limits = replace(limits, draft_states=drafts + 1)
     draft = draft_of(model, kernels, concrete)
-    caches = _caches(model, kernels, draft)
+    caches = _caches(fullest, kernels, draft)
     limits = with_draft_room(limits, None if draft is None else draft.needs, caches, concrete)
     if gpu is not None:
         memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
@@ -228,8 +235,16 @@ def make_engine_spec(
     plans = hold(model, stages[0], plans)
     return EngineSpec(
         checkpoint, facts, concrete, model, groups, kernels, plans, ranks,
-        plan=plan, settings=tuple(settings), limits=limits, draft=draft, stages=stages,
+        plan=plan, settings=tuple(settings), limits=limits, draft=draft, stages=stages, fullest=fullest,
     )  # fmt: skip
+
+
+def _others(checkpoint: Checkpoint, options: EngineOptions, ranks: Ranks, kernels: KernelSet) -> Iterator[Model]:
+    """The shares of the ranks that this one leads, for planning: all have the blocks that the fullest has room for."""
+    assert options.max_model_len
+    for rank in range(1, ranks.count):
+        other = Ranks(rank, ranks.count)
+        yield _declared(checkpoint, options, other, NullGroup(), kernels, options.max_model_len)
 
 
 def _notes(model: Model, plan: MemoryPlan, plans: Sequence[WeightPlan], kernels: KernelSet) -> list[Decision]:
@@ -316,9 +331,8 @@ def plan_measured(spec: EngineSpec, kv_types: Sequence[str], measured: Measured)
 def _plan_loaded(spec: EngineSpec, kv_types: Sequence[str], limits: MemoryLimits, weights: int) -> MemoryPlan:
     """A plan for the model as it was declared: with the length that was planned then."""
     limits = replace(limits, max_model_len=spec.plan.max_model_len)
-    return plan_caches(
-        _caches(spec.model, spec.kernels, spec.draft), spec.options, limits, kv_types, spec.facts, weights
-    )
+    caches = _caches(spec.fullest or spec.model, spec.kernels, spec.draft)
+    return plan_caches(caches, spec.options, limits, kv_types, spec.facts, weights)
 
 
 def _caches(model: Model, kernels: KernelSet, draft: DraftSpec | None = None) -> Caches:

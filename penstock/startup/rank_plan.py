@@ -36,6 +36,11 @@ def check_model(model: Model, options: EngineOptions) -> None:
         raise ConfigError(f"{several(options)} is not possible: {why}. Leave it out.")
 
 
+def kept_elements(model: Model) -> int:
+    """Elements of keys and values that a rank keeps of a token."""
+    return sum(spec.elements_per_token for spec in model.cache_specs)
+
+
 def with_rank_kv(asked: EngineOptions, options: EngineOptions, model: Model, facts: ModelFacts) -> EngineOptions:
     """Options whose kv_cache_memory is that of one rank: of what was asked for an even part, else what its heads need.
 
@@ -46,8 +51,7 @@ def with_rank_kv(asked: EngineOptions, options: EngineOptions, model: Model, fac
     if asked.kv_cache_memory is not None:
         return replace(options, kv_cache_memory=max(1, asked.kv_cache_memory // options.tensor_parallel_size))
     whole = sum(layer.elements_per_token for layer in facts.layers)
-    kept = (spec for spec in model.cache_specs if not spec.state)
-    own = sum(spec.num_kv_heads * (spec.key_dim + (0 if spec.latent else spec.value_dim)) for spec in kept)
+    own = kept_elements(model)
     return replace(options, kv_cache_memory=max(1, options.kv_cache_memory * min(own, whole) // max(1, whole)))
 
 

@@ -41,11 +41,10 @@ class SegmentEnds:
         source, form = plan.sources[place], plan.forms[place]
         stored = self._row(source)
         form = form or decide(plan.weight, stored, plan.target)
-        if form.encoded:
-            return _packed_unit(sample(form.encoded, stored.shape[1]))
         if form.decoded:
             return math.lcm(_FLOATS, _stored_unit(stored))
-        return _packed_unit(stored)
+        matrix = sample(form.encoded, stored.shape[1]) if form.encoded else stored
+        return math.lcm(_packed_unit(matrix), _stored_unit(matrix))
 
     def _row(self, source: Source) -> Canonical:
         """The first row of a matrix; of one that is stored by itself its form alone."""

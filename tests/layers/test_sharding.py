@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.cpu import native
-from penstock.kernels.cpu.rank_group import RankGroup, make_memory
+from penstock.kernels.cpu.rank_group import WATCHER, RankGroup, make_memory
 from penstock.kernels.registry import KernelContext
 from penstock.layers.sharding import Shards, shard_model
 from penstock.models.registry import Model, build_model
@@ -100,6 +100,7 @@ def logits_of(folder: Path, count: int, quantize: str | None = None) -> tuple[li
         alone = OneRank(folder, ALONE, -1, quantize)
         return [alone.run()[0]], [alone]
     memory = make_memory(count)
+    watching = RankGroup(memory, WATCHER)
     found: dict[int, Any] = {}
     made: dict[int, OneRank] = {}
 
@@ -110,7 +111,7 @@ def logits_of(folder: Path, count: int, quantize: str | None = None) -> tuple[li
             assert how.startswith("recorded"), how
         except BaseException as error:
             found[rank] = error
-            made[rank].group.stop()
+            watching.stop()
             raise
 
     threads = [threading.Thread(target=compute, args=(rank,)) for rank in range(count)]
@@ -161,6 +162,13 @@ def test_ranks_of_a_model_that_is_quantised_as_it_loads(format: str, tmp_path: P
     tiny.save("qwen3", tmp_path, **BLOCKS)
     counts = (2,) if format in ("q4_k", "q6_k") else (3, 4)  # attention has two segments of 256 inputs, or more
     assert not check(tmp_path, counts, format)
+
+
+def test_ranks_of_a_small_vocabulary_have_all_of_it(tmp_path: Path) -> None:
+    """Fewer units of rows than ranks; and a format with one scale a row, whose inputs cannot be cut."""
+    tiny.save("qwen3", tmp_path, **{**BLOCKS, "vocab_size": 120})
+    assert not check(tmp_path, (3,), "bf16")
+    assert check(tmp_path, (3,), "int8").keys() == {"Attention", "GatedMlp"}
 
 
 @pytest.mark.parametrize("name", ["awq", "w8a8", "fp8", "nf4", "mlx"])

@@ -12,6 +12,7 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -96,11 +97,11 @@ def admit(door: socket.socket, token: str, wait: float) -> Caller | None:
     except OSError:
         return None
     try:
-        connection.settimeout(GREETING_S)
-        magic, theirs = _HELLO.unpack(_exactly(connection, _HELLO.size))
+        until = time.monotonic() + GREETING_S
+        magic, theirs = _HELLO.unpack(_exactly(connection, _HELLO.size, until))
         ours = secrets.token_bytes(_NONCE)
         connection.sendall(_ANSWER.pack(ours, _proof(token, b"lead", theirs, ours)))
-        kind, worker, proof = _PROOF.unpack(_exactly(connection, _PROOF.size))
+        kind, worker, proof = _PROOF.unpack(_exactly(connection, _PROOF.size, until))
         if magic == _MAGIC and kind in KINDS and hmac.compare_digest(proof, _proof(token, kind + worker, theirs, ours)):
             return Caller(kind, worker, _kept(connection))
     except OSError:
@@ -133,7 +134,7 @@ def _called(address: tuple[str, int], token: str, kind: bytes, worker: bytes) ->
     try:
         ours = secrets.token_bytes(_NONCE)
         connection.sendall(_HELLO.pack(_MAGIC, ours))
-        theirs, proof = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
+        theirs, proof = _ANSWER.unpack(_exactly(connection, _ANSWER.size, time.monotonic() + 10 * GREETING_S))
         if not hmac.compare_digest(proof, _proof(token, b"lead", ours, theirs)):
             raise ConfigError(
                 f"who listens at {address[0]}:{address[1]} does not know the token; give the same on both."
@@ -160,9 +161,14 @@ def _kept(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int, until: float) -> bytes:
+    """So many bytes; raises OSError where they have not come by then, however they come."""
     data = bytearray()
     while len(data) < count:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the other end is too slow")
+        connection.settimeout(left)
         more = connection.recv(count - len(data))
         if not more:
             raise ConnectionError("the other end has gone")
