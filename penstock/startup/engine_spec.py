@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -202,18 +202,14 @@ def make_engine_spec(
     kernels, model = _on_kernels(declare, concrete)
     if model.runs and concrete.on_gpu:
         return make_spec_on_cpu(options, machine, model.runs, drafts)
-    fullest, heaviest = model, 0
     if rank_count(concrete) > 1:
         check_model(model, concrete)
-        shares = [model, *_others(checkpoint, concrete, ranks, kernels)]
-        fullest = max(shares, key=kept_elements)
-        heaviest = max(planned_bytes(_weight_plans(share, checkpoint, concrete)) for share in shares)
-        concrete = with_rank_kv(options, concrete, fullest, facts)
+    fullest, heaviest = _largest(model, checkpoint, concrete, ranks, kernels)
+    concrete = with_rank_kv(options, concrete, fullest, facts)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     plans = _weight_plans(model, checkpoint, concrete)
-    weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), concrete)
-    weights = max(weights, heaviest)
+    weights = heaviest or (planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), concrete))
     limits = memory_limits(options, concrete, machine, gpu)
     if drafts:
         limits = replace(limits, draft_states=drafts + 1)
@@ -239,12 +235,22 @@ def make_engine_spec(
     )  # fmt: skip
 
 
-def _others(checkpoint: Checkpoint, options: EngineOptions, ranks: Ranks, kernels: KernelSet) -> Iterator[Model]:
-    """The shares of the ranks that this one leads, for planning: all have the blocks that the fullest has room for."""
+def _largest(
+    model: Model, checkpoint: Checkpoint, options: EngineOptions, ranks: Ranks, kernels: KernelSet
+) -> tuple[Model, int]:
+    """Of all ranks' shares the one that keeps most of a token, and the heaviest one's bytes; 0 of one rank.
+
+    All have the blocks that the fullest has room for.
+    """
+    if ranks.alone:
+        return model, 0
     assert options.max_model_len
+    shares = [model]
     for rank in range(1, ranks.count):
         other = Ranks(rank, ranks.count)
-        yield _declared(checkpoint, options, other, NullGroup(), kernels, options.max_model_len)
+        shares.append(_declared(checkpoint, options, other, NullGroup(), kernels, options.max_model_len))
+    heaviest = max(planned_bytes(_weight_plans(share, checkpoint, options)) for share in shares)
+    return max(shares, key=kept_elements), heaviest
 
 
 def _notes(model: Model, plan: MemoryPlan, plans: Sequence[WeightPlan], kernels: KernelSet) -> list[Decision]:

@@ -46,7 +46,7 @@ def with_rank_kv(asked: EngineOptions, options: EngineOptions, model: Model, fac
 
     Ranks have the same blocks, each with its own heads; where there are fewer of these than ranks, several keep one.
     """
-    if options.kv_cache_memory is None:
+    if options.kv_cache_memory is None or rank_count(options) == 1:
         return options
     if asked.kv_cache_memory is not None:
         return replace(options, kv_cache_memory=max(1, asked.kv_cache_memory // options.tensor_parallel_size))

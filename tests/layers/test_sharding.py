@@ -137,7 +137,7 @@ def check(folder: Path, counts: Sequence[int], quantize: str | None = None) -> d
         whole = ranks[0].shards.whole
         held = [sum(weight.tensor.nbytes for weight in one.model.weights()) for one in ranks]
         everything = sum(weight.tensor.nbytes for weight in alone.model.weights())
-        assert max(held) < everything
+        assert max(held) < everything or whole
     return whole
 
 
