@@ -89,7 +89,7 @@ class InProcess:
         self._kept = Kept(executor)
         self._follower = Follower(self._kept, memory, builder)  # type: ignore[arg-type]
 
-    def join(self, executor: Executor, memory: KVMemory) -> Executor:
+    def join(self, executor: Executor, memory: KVMemory, experts: Any, interval: int) -> Executor:
         memory.told = told(self)
         lead = LeadExecutor(executor, self, 2)
         self._compare(lead, "forward", "hidden", lambda given: executor.hidden())
