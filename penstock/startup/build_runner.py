@@ -26,7 +26,6 @@ from penstock.runtime.logits_processors import load_processors
 from penstock.runtime.pipeline.lead import StagedSteps
 from penstock.runtime.pipeline.stage import Stage
 from penstock.runtime.pooling import Pooler
-from penstock.runtime.ranks.experts import ExpertShelf
 from penstock.runtime.ranks.step_sizes import StepSizes
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
@@ -134,6 +133,8 @@ def make_parts(
     sizes = _sizes(spec, kv_types, rows, logit_rows, taps)
     if workers is None:
         return rank_parts(spec, sizes)
+    from penstock.runtime.ranks.experts import ExpertShelf  # whose messages take a codec
+
     workers.make(sizes)
     memory, builder, executor = rank_parts(spec, sizes)
     interval = spec.options.eplb_step_interval

@@ -92,7 +92,7 @@ class InProcess:
     def share(self, adapters: Any) -> None:
         """There are none."""
 
-    def join(self, executor: Executor, memory: KVMemory) -> Executor:
+    def join(self, executor: Executor, memory: KVMemory, experts: object, interval: int) -> Executor:
         memory.told = told(self)
         lead = LeadExecutor(executor, self, 2)
         self._compare(lead, "forward", "hidden", lambda given: executor.hidden())
