@@ -38,6 +38,9 @@ assert "before" in unavailable_reason("interpreter"), unavailable_reason("interp
 """
 
 
+OF_RANKS = {"shared_linear", "shared_experts", "gather_columns", "shared_embedding"}  # several processes, on CPUs
+
+
 @pytest.mark.parametrize("code", [CPU_ONLY, WITHOUT, TOO_LATE])
 def test_in_a_process_of_its_own(code, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -58,11 +61,11 @@ def test_the_reference_can_be_preferred(device):
 @pytest.mark.parametrize("fixed", [False, True])
 def test_every_op_is_served(device, dtype, fixed):
     kernels = resolve_kernels(KernelContext(device, dtype, kv_type=dtype, batch_invariant=fixed))
-    assert {choice.op for choice in kernels.choices if not choice.chosen.name.startswith("triton")} == set()
+    assert {choice.op for choice in kernels.choices if not choice.chosen.name.startswith("triton")} == OF_RANKS
 
 
 def test_ops_have_the_declared_parameters(device):
-    names = [op for op in OPS if op != "sampling"]
+    names = [op for op in OPS if op != "sampling" and op not in OF_RANKS]
     offered = triton.implementations(device, names)
     assert {item.op for item in offered} == set(names)
     assert [item.op for item in offered if not keeps_declaration(item)] == []
