@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,12 +37,12 @@ def learned(kernels: KernelSet, key: str, rows: int, hidden_size: int, *, first:
 
 def _take_rows(weight: Weight, shards: Shards) -> int:
     """Has a table, which embedding and head may share, keep this rank's rows; the first of them."""
+    whole = weight.whole_rows or weight.shape[0]
+    first, end = shards.table_runs(whole)[shards.ranks.rank]
     if weight.whole_rows is None:
-        weight.whole_rows = weight.shape[0]
-        ends = (0, *shards.table_rows(weight.shape[0]))
-        own = np.arange(ends[shards.ranks.rank], ends[shards.ranks.rank + 1], dtype=np.int64)
-        weight.take_rows(own)
-    return (0, *shards.table_rows(weight.whole_rows))[shards.ranks.rank]
+        weight.whole_rows = whole
+        weight.take_rows(np.arange(first, end, dtype=np.int64))
+    return first
 
 
 class Embedding(Layer):
@@ -141,8 +140,7 @@ class Head(Layer):
         if not shards.deals(vocab):
             return
         first = _take_rows(self.weight, shards)
-        ends = shards.table_rows(vocab)
-        widths = [end - begin for begin, end in pairwise((0, *ends))]
+        widths = [end - begin for begin, end in shards.table_runs(vocab)]
         if self.bias is not None:
             self.bias.own = np.arange(first, first + widths[shards.ranks.rank], dtype=np.int64)
         self._joined = partial(self._kernels.gather_columns, widths=widths, group=shards.group)

@@ -86,11 +86,11 @@ class Shards:
         """Whether ranks share a table of so many rows."""
         return self.tables and -(-rows // TABLE_UNIT) >= self.ranks.count
 
-    def table_rows(self, rows: int) -> tuple[int, ...]:
-        """Where the ranks' runs of a table's rows end."""
+    def table_runs(self, rows: int) -> list[tuple[int, int]]:
+        """The ranks' runs of a table's rows: first, and last plus one."""
         units = -(-rows // TABLE_UNIT)
-        ends = (Ranks(rank, self.ranks.count).run(units)[1] for rank in range(self.ranks.count))
-        return tuple(min(rows, end * TABLE_UNIT) for end in ends)
+        runs = (Ranks(rank, self.ranks.count).run(units) for rank in range(self.ranks.count))
+        return [(first * TABLE_UNIT, min(rows, end * TABLE_UNIT)) for first, end in runs]
 
     def keep_whole(self, layer: Layer, why: str) -> None:
         """Notes that every rank computes such layers."""

@@ -63,7 +63,7 @@ class KVMemory:
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.caches: list[LayerCache] = []
         made: dict[tuple[object, ...], KvTensors] = {}
-        here = [layer for layer, kv_type in enumerate(kv_types) if kv_type != ELSEWHERE]
+        here = {layer for layer, kv_type in enumerate(kv_types) if kv_type != ELSEWHERE}
         nothing = _zeros((0,), device)
         for layer, spec in enumerate(specs):
             if spec.state:

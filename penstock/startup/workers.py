@@ -313,6 +313,16 @@ class Workers:
             worker.close()
 
     def _start(self, selector: selectors.BaseSelector) -> None:
+        try:
+            self._start_local(selector)
+        finally:
+            for memory in self._memories:  # which all have now
+                os.close(memory)
+        if self._address is not None and self._error is None:
+            self._gather(selector, self._address)
+        self._sockets.handed_over()
+
+    def _start_local(self, selector: selectors.BaseSelector) -> None:
         for rank in range(1, self._local):
             near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             worker = Worker(Ranks(rank, self.count), Wire(near))
@@ -325,11 +335,6 @@ class Workers:
                     self._note(EngineDeadError(f"{worker.name} cannot be started: {error}."))
                     return
             self._add(worker, selector)
-        for memory in self._memories:  # which all have now
-            os.close(memory)
-        if self._address is not None:
-            self._gather(selector, self._address)
-        self._sockets.handed_over()
 
     def _add(self, worker: Worker, selector: selectors.BaseSelector) -> None:
         selector.register(worker.wire, selectors.EVENT_READ, worker)

@@ -20,6 +20,7 @@ from penstock.weights.sources import Source
 from penstock.weights.weight_plan import WeightPlan, decide, kept_float, sample
 
 _FLOATS = 64  # inputs that products of plain matrices sum together
+_FIRST = np.zeros(1, np.int64)  # of a matrix's rows
 
 
 class SegmentEnds:
@@ -48,21 +49,14 @@ class SegmentEnds:
 
     def _row(self, source: Source) -> Canonical:
         """The first row of a matrix; of one that is stored by itself its form alone."""
-        rows, inputs = source.shape
         if source.plain is None:
             whole = replace(source, part=replace(source.part, rows=None))
             return take_rows(stored_rows(self._checkpoint, whole), _FIRST)
-        if source.part.transform is not None:
-            inputs = rows if source.part.key.endswith(".transposed") else inputs
-            format = kept_float(source.plain.format)
-        else:
-            format = source.plain.format
+        inputs, stored = source.inputs, source.plain.format
+        format = stored if source.part.transform is None else kept_float(stored)
         block = FORMATS[format]
         nothing = np.zeros(inputs // block.block_size * block.block_bytes, np.uint8)
         return matrix_of(format, (1, inputs), nothing) or Plain("f32", (1, inputs), np.zeros(4 * inputs, np.uint8))
-
-
-_FIRST = np.zeros(1, np.int64)
 
 
 def _packed_unit(matrix: Canonical) -> int:

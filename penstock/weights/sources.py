@@ -51,6 +51,11 @@ class Source:
         *rows, inputs = self.part.shape
         return math.prod(rows), inputs
 
+    @property
+    def inputs(self) -> int:
+        """Of the matrix once it is placed: of one that is stored the other way round, its rows."""
+        return self.part.shape[0 if self.part.key.endswith(".transposed") else -1]
+
 
 @dataclass(slots=True)
 class _Faults:

@@ -194,7 +194,7 @@ def _expected(weight: Weight, source: Source) -> Canonical:
     """The matrix of a source that is stored as one tensor, as it is packed, without its numbers."""
     assert source.plain is not None
     part, nothing = source.part, np.empty(0, np.uint8)
-    inputs = weight.shape[-1] if part.columns is None else part.shape[0 if part.transform else -1]
+    inputs = weight.shape[-1] if part.columns is None else source.inputs
     shape = prod(part.shape) // inputs, inputs
     matrix = None if source.part.transform else matrix_of(source.plain.format, shape, nothing)
     return matrix or Plain(kept_float(source.plain.format), shape, nothing)

@@ -23,6 +23,7 @@ from penstock.layers.part import LayerStates
 from penstock.runtime.pipeline.links import QueueLink
 from penstock.runtime.pipeline.steps import LogitsPart, Message, StageResult, StageStep
 from penstock.runtime.ranks import messages
+from penstock.runtime.ranks.wire import fill
 
 _LENGTH: Final = struct.Struct("!I")
 MOST_HEAD: Final = 2**28  # bytes of a head
@@ -117,18 +118,18 @@ class WireLink:
 
     def _next(self) -> Message | None:
         head = bytearray(_LENGTH.size)
-        if not _fill(self._socket, memoryview(head)):
+        if not fill(self._socket, memoryview(head)):
             return None
         (length,) = _LENGTH.unpack(head)
         if length > MOST_HEAD:
             raise ValueError(f"a head of {length} bytes is over the {MOST_HEAD} bytes that one may have")
         data = bytearray(length)
-        if not _fill(self._socket, memoryview(data)):
+        if not fill(self._socket, memoryview(data)):
             return None
         found = _heads.decode(data)
         tensors = [_made(kept) for kept in found.kept]
         for tensor in tensors:
-            if not _fill(self._socket, _bytes_of(tensor)):
+            if not fill(self._socket, _bytes_of(tensor)):
                 return None
         return _joined(found, tensors)
 
@@ -222,17 +223,3 @@ def _send_all(end: socket.socket, parts: Sequence[Any]) -> None:
             sent -= len(left.pop(0))
         if left and sent:
             left[0] = left[0][sent:]
-
-
-def _fill(end: socket.socket, view: memoryview) -> bool:
-    """Receives as many bytes; False at the end."""
-    have = 0
-    while have < len(view):
-        try:
-            got = end.recv_into(view[have:])
-        except OSError:
-            return False
-        if got == 0:
-            return False
-        have += got
-    return True

@@ -83,10 +83,7 @@ class LeadExecutor:
         return self._own.hidden()
 
     def _together(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except Exception as error:  # the others may have gone on
-            raise self._followers.failed(error) from error
+        return _together(self._followers, call)
 
 
 class LeadDecoding:
@@ -114,12 +111,12 @@ class LeadDecoding:
 
     def run(self) -> npt.NDArray[np.float32]:
         """As of DecodeProgram."""
-        try:
-            self._between()
-            self._followers.tell(messages.Decode(self._spans))
-            return self._program.run()
-        except Exception as error:  # the others may have gone on
-            raise self._followers.failed(error) from error
+        return _together(self._followers, self._run)
+
+    def _run(self) -> npt.NDArray[np.float32]:
+        self._between()
+        self._followers.tell(messages.Decode(self._spans))
+        return self._program.run()
 
     def _entered(self, group: int, slots: tuple[int, ...]) -> messages.Blocks | None:
         """What has entered a group's table for these slots since they decoded last."""
@@ -128,6 +125,14 @@ class LeadDecoding:
             return None
         used = tuple(self._builder.used[group][list(slots)].tolist())
         return messages.Blocks(group, messages.array(places), messages.array(blocks), slots, used)
+
+
+def _together(followers: Followers, call: Callable[[], T]) -> T:
+    """What a call gives that all ranks make; if it raises here, the others may have gone on, and all end."""
+    try:
+        return call()
+    except Exception as error:
+        raise followers.failed(error) from error
 
 
 class LeadAdapters:

@@ -84,16 +84,21 @@ class Wire:
 
     def _exactly(self, count: int) -> bytes | None:
         data = bytearray(count)
-        view, have = memoryview(data), 0
-        while have < count:
-            try:
-                got = self._socket.recv_into(view[have:])
-            except OSError:
-                return None
-            if got == 0:
-                return None
-            have += got
-        return bytes(data)
+        return bytes(data) if fill(self._socket, memoryview(data)) else None
+
+
+def fill(end: socket.socket, view: memoryview) -> bool:
+    """Receives as many bytes as the view has; False at the end."""
+    have = 0
+    while have < len(view):
+        try:
+            got = end.recv_into(view[have:])
+        except OSError:
+            return False
+        if got == 0:
+            return False
+        have += got
+    return True
 
 
 def _length(head: bytes | bytearray) -> int:
