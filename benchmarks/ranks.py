@@ -29,19 +29,28 @@ WORKS = {  # sequences, tokens of a prompt and of an answer
     "prompt of 512 tokens": (1, 512, 1),
     "16 sequences": (16, 16, 24),
 }
-COLUMNS = ["work", "one process, tokens/s", "ranks, tokens/s", "ranks over one", "lowest, highest"]
+COLUMNS = [
+    "work",
+    "one process, tokens/s",
+    "ranks, tokens/s",
+    "ranks over one",
+    "lowest, highest",
+    "exchanges, % of a step",
+]
 
 
 def serve(pipe: Connection, settings: dict[str, Any]) -> None:
-    """An engine that does works as it is told: sends the seconds each took, and what was answered."""
+    """An engine that does works as it is told: sends the seconds each took, the share of exchanges, and the answers."""
     with LLM(**settings) as llm:
         pipe.send({one.name: f"{one.value} {one.reason}" for one in llm.info.settings})
         while (work := pipe.recv()) is not None:
             prompts, tokens = work
-            started = time.perf_counter()
+            began, started = llm.stats(), time.perf_counter()
             answers = llm.generate(prompts, max_tokens=tokens, temperature=0, ignore_eos=True)
             seconds = time.perf_counter() - started
-            pipe.send((seconds, [answer.outputs[0].token_ids for answer in answers]))
+            ended = llm.stats()
+            exchanged = ended.ranks_seconds - began.ranks_seconds
+            pipe.send(((seconds, exchanged / seconds), [answer.outputs[0].token_ids for answer in answers]))
 
 
 class Engine:
@@ -66,7 +75,7 @@ class Engine:
 
 
 def measure(given: Any, model: Path) -> dict[str, Any]:
-    """Seconds of each work by engine, round by round."""
+    """Seconds of each work by engine, round by round, and the share of exchanges in those of ranks."""
     settings: dict[str, Any] = {
         "model": str(model),
         "device": "cpu",
@@ -82,20 +91,23 @@ def measure(given: Any, model: Path) -> dict[str, Any]:
     kind = "pipeline_parallel_size" if given.pipeline else "tensor_parallel_size"
     engines = {"one process": Engine(**settings), "ranks": Engine(**settings, **{kind: given.ranks})}
     rng, seconds = random.Random(1), defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
+    shares = defaultdict[str, list[float]](list)
     for turn in range(given.rounds + 1):
         for name, (count, length, tokens) in WORKS.items():
             prompts = [[rng.randrange(5, 30_000) for _ in range(length)] for _ in range(count)]
             answers = []
             for which in rng.sample(list(engines), len(engines)):
-                took, said = engines[which].run(prompts, tokens)
+                (took, share), said = engines[which].run(prompts, tokens)
                 answers.append(said)
                 if turn:  # the first warms up
                     seconds[name][which].append(took)
+                    if which == "ranks":
+                        shares[name].append(share)
             assert given.shape or answers[0] == answers[1], f"{name}: answers differ"
     told = {name: engine.settings for name, engine in engines.items()}
     for engine in engines.values():
         engine.close()
-    return {"seconds": seconds, "settings": told}
+    return {"seconds": seconds, "exchanged": shares, "settings": told}
 
 
 def main() -> None:
@@ -120,7 +132,8 @@ def main() -> None:
         ratios = sorted(one / ranks for one, ranks in zip(taken["one process"], taken["ranks"], strict=True))
         done = count * (length if tokens == 1 else tokens)
         speeds = [done / statistics.median(taken[engine]) for engine in ("one process", "ranks")]
-        rows.append([name, *speeds, statistics.median(ratios), f"{ratios[0]:.2f}, {ratios[-1]:.2f}"])
+        exchanged = 100 * statistics.median(figures["exchanged"][name])
+        rows.append([name, *speeds, statistics.median(ratios), f"{ratios[0]:.2f}, {ratios[-1]:.2f}", exchanged])
     kind = "pipeline" if given.pipeline else "tensor"
     report(f"ranks_{kind}_{given.shape or Path(given.model).stem}", given.results, figures, COLUMNS, rows)
 

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from benchmarks.ranks import WORKS, Engine
 from benchmarks.report import arguments, report
 
@@ -73,11 +75,16 @@ class Transformers:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
         )
 
+    def _tell(self, number: signal.Signals) -> None:
+        torchrun = psutil.Process(self._process.pid)
+        for process in (*torchrun.children(recursive=True), torchrun):  # ranks have sessions of their own
+            process.send_signal(number)
+
     @contextmanager
     def _running(self) -> Iterator[None]:
-        os.killpg(self._process.pid, signal.SIGCONT)
+        self._tell(signal.SIGCONT)
         yield
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self._tell(signal.SIGSTOP)
 
     def run(self, prompts: list[list[int]], tokens: int) -> float:
         """Seconds."""
@@ -90,7 +97,7 @@ class Transformers:
 
     def close(self) -> None:
         """Ends them."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        self._tell(signal.SIGKILL)
         self._process.wait()
 
 
@@ -123,7 +130,7 @@ def main() -> None:
         for name, (count, length, tokens) in WORKS.items():
             prompts = [[rng.randrange(5, 30_000) for _ in range(length)] for _ in range(count)]
             took = {kind: one.run(prompts, tokens) for kind, one in peers.items()}
-            took["penstock"] = ours.run(prompts, tokens)[0]
+            (took["penstock"], _), _ = ours.run(prompts, tokens)
             for who, taken in took.items():
                 if turn:  # the first warms up
                     seconds[name][who].append(taken)

@@ -119,6 +119,7 @@ void bind_rank_group(nb::module_& m) {
         .def_prop_ro("count", &RankGroup::count)
         .def_prop_ro("slot_bytes", &RankGroup::slot_bytes)
         .def_prop_ro("stopped", &RankGroup::stopped)
+        .def_prop_ro("exchanged_seconds", &RankGroup::exchanged_seconds)
         .def("stop", &RankGroup::stop)
         .def(
             "pass_on",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 
 #include "program/rank_group.h"
@@ -27,6 +28,7 @@ void exchange(RankGroup& group, std::int64_t chunks, std::uint32_t kind, std::ui
               Fill&& fill, Take&& take) {
     for (std::int64_t i = 0; i < chunks; ++i) {
         fill(i);
+        const auto since = std::chrono::steady_clock::now();
         const bool last = i + 1 == chunks;
         worker.share(1, 1, [&](std::int64_t, std::int64_t) {
             group.post(kind, note);
@@ -35,6 +37,7 @@ void exchange(RankGroup& group, std::int64_t chunks, std::uint32_t kind, std::ui
         if (group.stopped()) return;
         if (i) take(i - 1, 2);
         if (last) take(i, 1);
+        if (worker.index() == 0) group.add_exchanged(std::chrono::steady_clock::now() - since);
     }
 }
 

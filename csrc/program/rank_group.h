@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -65,6 +66,14 @@ public:
     // what `from` gives into `out` (null: nothing). All ranks call it with the same number.
     void pass(const std::byte* own, std::int64_t bytes, int from, std::byte* out);
 
+    // Time in which ops passed something, waiting for other ranks and taking what they gave: added by one thread of a
+    // step at a time, read by any.
+    double exchanged_seconds() const { return 1e-9 * static_cast<double>(exchanged_.load(std::memory_order_relaxed)); }
+    void add_exchanged(std::chrono::steady_clock::duration time) {
+        const auto added = std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+        exchanged_.store(exchanged_.load(std::memory_order_relaxed) + added, std::memory_order_relaxed);
+    }
+
     // Bytes of every rank, one behind the other, in `out`.
     void gather(const std::byte* own, std::int64_t bytes, std::byte* out);
 
@@ -81,6 +90,7 @@ private:
     std::int64_t slot_bytes_;
     int rank_, count_;
     std::uint32_t posted_ = 0;
+    std::atomic<std::int64_t> exchanged_{0};  // nanoseconds
     std::atomic<bool> apart_{false};  // this rank has seen another do something else
 };
 

@@ -256,6 +256,7 @@ class StepTimings(NamedTuple):
     Attributes:
         stages: since the step before, if there was one in the stages, or since this one was begun.
         stages_computed: what the stages have computed of the step meanwhile, on an average of them.
+        ranks: of `forward` and `sample`, in which this process waited for other ranks or took what they gave.
     """
 
     build: float = 0.0
@@ -263,6 +264,7 @@ class StepTimings(NamedTuple):
     sample: float = 0.0
     stages: float = 0.0
     stages_computed: float = 0.0
+    ranks: float = 0.0
 
 
 class StepResult(NamedTuple):

@@ -29,6 +29,7 @@ from penstock.runtime.drafters.hidden_states import Tapped, best_behind, read
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.late_pooling import LatePooler
 from penstock.runtime.mover import Mover
+from penstock.runtime.ranks.group import Group, NullGroup
 from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
 from penstock.runtime.wanted import Scored, Wanted, last_of, wanted_of
 
@@ -112,6 +113,7 @@ class Collaborators:
         drafting: proposes what may follow.
         adapters: what tokens may have of them.
         stages: that compute steps, one after the other, while plans are made: they are the runner's executor then.
+        group: of the ranks that compute each step together.
     """
 
     pooler: Pooler | None = None
@@ -121,6 +123,7 @@ class Collaborators:
     drafting: Drafting | None = None
     adapters: AdapterRoom | None = None
     stages: StagedSteps | None = None
+    group: Group | None = None
 
 
 ALONE = Collaborators()
@@ -150,6 +153,7 @@ class ModelRunner:
         self.mover = Mover()
         self._executor: Any = executor
         self._stages = others.stages
+        self._group, self._exchanged = others.group or NullGroup(), 0.0
         self._begun: deque[_BegunStep] = deque()
         self._leaving: dict[int, int] = {}  # slots that were released, by the last step in the stages that has them
         self._warm_up = others.warm_up
@@ -180,7 +184,7 @@ class ModelRunner:
 
     def sample(self, step: int) -> StepResult:
         if (decoded := self._decode()) is not None:
-            return self._with_moves(_of_step(decoded, step))
+            return self._completed(_of_step(decoded, step))
         with self._place.guard():
             launched = self._in_flight.popleft() if self._in_flight else self._launch_oldest()
             result = self._collect(_of_step(launched, step))
@@ -188,9 +192,12 @@ class ModelRunner:
                 self._release(slot)
             if self._graphs is not None:
                 self._graphs.capture_missed()
-        return self._with_moves(result, 0.0 if launched.plan.scheduled else _MOVES_S)
+        return self._completed(result, 0.0 if launched.plan.scheduled else _MOVES_S)
 
-    def _with_moves(self, result: StepResult, wait: float = 0.0) -> StepResult:
+    def _completed(self, result: StepResult, wait: float = 0.0) -> StepResult:
+        if (exchanged := self._group.exchanged_seconds) != self._exchanged:
+            result = result._replace(timings=result.timings._replace(ranks=exchanged - self._exchanged))
+            self._exchanged = exchanged
         ended = self.mover.ended(wait)
         if not ended.finished:
             return result

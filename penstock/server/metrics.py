@@ -340,7 +340,7 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         yield family
     yield _accepted_by_position(stats)
     parts = CounterMetricFamily("penstock_engine_seconds", "Time in the parts of all steps.", labels=["part"])
-    for part in ("plan", "build", "forward", "sample", "commit", "stages", "stages_computed"):
+    for part in ("plan", "build", "forward", "sample", "commit", "stages", "stages_computed", "ranks"):
         parts.add_metric([part], getattr(stats, f"{part}_seconds"))
     yield parts
     if cache:

@@ -265,6 +265,7 @@ def make_runner(
             drafting=drafting,
             adapters=adapters,
             stages=executor if isinstance(executor, StagedSteps) else None,
+            group=None if workers is None else workers.group,
         ),
     )
     return runner, executor

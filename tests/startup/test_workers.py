@@ -108,6 +108,8 @@ def test_a_worker_that_is_stopped_is_waited_for(model: str, monkeypatch: pytest.
     (worker,) = worker_processes()
     ask(engine, "a", 4)
     step_until(engine, lambda: not engine.has_work)
+    told = engine.stats()
+    assert 0 < told.ranks_seconds < told.build_seconds + told.forward_seconds + told.sample_seconds
     worker.suspend()
     wait_until(lambda: worker.status() == psutil.STATUS_STOPPED)
     ask(engine, "b")
@@ -118,6 +120,7 @@ def test_a_worker_that_is_stopped_is_waited_for(model: str, monkeypatch: pytest.
     worker.resume()
     stepping.join()
     assert engine.dead is None
+    assert engine.stats().ranks_seconds - told.ranks_seconds > 0.1  # so long it waited at least
     worker.suspend()  # and one that is stopped ends with the engine too
     engine.close()
     assert not worker_processes()

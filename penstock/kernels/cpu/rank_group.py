@@ -66,6 +66,11 @@ class RankGroup:
         """Whether the group was stopped, by whomever."""
         return bool(self.native.stopped)
 
+    @property
+    def exchanged_seconds(self) -> float:
+        """Time in which ops passed something between ranks so far: waiting, and taking what the others gave."""
+        return float(self.native.exchanged_seconds)
+
     def stop(self) -> None:
         """Ends all waits of all ranks, now and later, from any thread or process."""
         self.native.stop()
