@@ -56,7 +56,7 @@ def quantise(
 ) -> None:
     """Saves a tiny model whose projections are quantised; checks what penstock then computes."""
     plain = folder / "decoded"
-    tiny.save(architecture, plain, **SIZES, **sizes)
+    tiny.save(architecture, plain, **{**SIZES, **sizes})
     state, decoded = {}, {}
     for key, tensor in load_file(plain / "model.safetensors").items():
         decoded[key] = tensor
@@ -79,10 +79,12 @@ def quantise(
     assert model_facts(open_checkpoint(folder)).parameters == sum(p.numel() for p in theirs.parameters())
 
 
-def encode_gptq(weight: Tensor) -> Encoded:
+def encode_gptq(weight: Tensor, ordered: bool = False) -> Encoded:
     outputs, inputs = weight.shape
     rng = np.random.default_rng(outputs)
-    groups = rng.permutation(np.arange(inputs) // 32)
+    groups = np.arange(inputs) // 32
+    if not ordered:
+        groups = rng.permutation(groups)
     codes, zeros = rng.integers(0, 16, (inputs, outputs)), rng.integers(1, 16, (inputs // 32, outputs))
     scales = (rng.uniform(0.5, 1.0, zeros.shape) * 0.2 * inputs**-0.5).astype(np.float16)
     stored = {
