@@ -29,6 +29,7 @@ WORKS = {  # sequences, tokens of a prompt and of an answer
     "prompt of 512 tokens": (1, 512, 1),
     "16 sequences": (16, 16, 24),
 }
+PARTS = ("ranks", "stages", "stages_computed")  # as in EngineStats
 COLUMNS = [
     "work",
     "one process, tokens/s",
@@ -40,7 +41,7 @@ COLUMNS = [
 
 
 def serve(pipe: Connection, settings: dict[str, Any]) -> None:
-    """An engine that does works as it is told: sends the seconds each took, the share of exchanges, and the answers."""
+    """An engine that does works as it is told: sends the seconds each took and PARTS of it, and the answers."""
     with LLM(**settings) as llm:
         pipe.send({one.name: f"{one.value} {one.reason}" for one in llm.info.settings})
         while (work := pipe.recv()) is not None:
@@ -49,8 +50,8 @@ def serve(pipe: Connection, settings: dict[str, Any]) -> None:
             answers = llm.generate(prompts, max_tokens=tokens, temperature=0, ignore_eos=True)
             seconds = time.perf_counter() - started
             ended = llm.stats()
-            exchanged = ended.ranks_seconds - began.ranks_seconds
-            pipe.send(((seconds, exchanged / seconds), [answer.outputs[0].token_ids for answer in answers]))
+            figures = {part: getattr(ended, f"{part}_seconds") - getattr(began, f"{part}_seconds") for part in PARTS}
+            pipe.send(((seconds, figures), [answer.outputs[0].token_ids for answer in answers]))
 
 
 class Engine:
@@ -97,12 +98,12 @@ def measure(given: Any, model: Path) -> dict[str, Any]:
             prompts = [[rng.randrange(5, 30_000) for _ in range(length)] for _ in range(count)]
             answers = []
             for which in rng.sample(list(engines), len(engines)):
-                (took, share), said = engines[which].run(prompts, tokens)
+                (took, figures), said = engines[which].run(prompts, tokens)
                 answers.append(said)
                 if turn:  # the first warms up
                     seconds[name][which].append(took)
                     if which == "ranks":
-                        shares[name].append(share)
+                        shares[name].append(figures["ranks"] / took)
             assert given.shape or answers[0] == answers[1], f"{name}: answers differ"
     told = {name: engine.settings for name, engine in engines.items()}
     for engine in engines.values():
