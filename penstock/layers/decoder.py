@@ -296,7 +296,7 @@ class DecoderModel(Layer):
         )
 
     def weights(self) -> Iterator[Weight]:
-        """Those of its part: embedding and what pools belong to the first layer, norm and head to the last."""
+        """Those of its part: embedding and what pools belong to the first layer, the norm to the last."""
         if self.part is WHOLE:
             yield from super().weights()
             return
@@ -304,7 +304,9 @@ class DecoderModel(Layer):
         if self.part.first == 0:
             layers += (self.embedding, *self.opening, self.classifier, self.projection)
         if self.part.end is None:
-            layers += (*self.closing, self.norm, self.head)
+            layers += (*self.closing, self.norm)
+        if self.part.with_head:
+            layers.append(self.head)
         held = {id(weight) for layer in layers if isinstance(layer, Layer) for weight in layer.weights()}
         yield from (weight for weight in super().weights() if id(weight) in held)
 

@@ -34,7 +34,8 @@ class StateWidths(NamedTuple):
 class ModelPart:
     """A part of a model: layers [first, end).
 
-    What begins at layer 0 begins with the embedding; what goes to the last layer (end None) goes on to the final norm.
+    What begins at layer 0 begins with the embedding; what goes to the last layer (end None) goes on to the final norm,
+    and has the head if nobody else has it.
 
     Attributes:
         first, end: as said.
@@ -42,6 +43,7 @@ class ModelPart:
             from the last layer's output on, [L, hidden_size] of the batch's `logit_rows`.
         scored: as in ForwardStep; steps that tell of keys are not recorded.
         given: how wide is what the layers before give; None to learn it from those layers, which must be loaded.
+        head: whether it has the head; None where that goes with the last layer.
     """
 
     first: int = 0
@@ -49,6 +51,12 @@ class ModelPart:
     taps: tuple[str, ...] = ()
     scored: int = 0
     given: StateWidths | None = None
+    head: bool | None = None
+
+    @property
+    def with_head(self) -> bool:
+        """Whether the head's weights are here."""
+        return self.end is None if self.head is None else self.head
 
     def check(self, layers: int) -> None:
         """Refuses what a model of so many layers does not have.

@@ -141,7 +141,7 @@ class RecordedExecutor:
         self._adapters: TokenAdapters | None = None  # of the step, where logits have such
         self._adapts_logits = model.head is not None and bool(model.head.adapters)
         head = recording.Recording(fast, kept=kept)
-        if model.head is not None and part.end is None:
+        if model.head is not None and part.end is None and part.with_head:
             hidden, rows = head.result_of(body, output.states.hidden), head.logit_index
             head.finish(model.logits(hidden, rows, TokenAdapters(rows, rows, rows)), 0, max_logit_rows)
         self._head = head

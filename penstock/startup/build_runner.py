@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from penstock.config.cache_spec import CacheKind
@@ -16,6 +17,7 @@ from penstock.config.resolve import Decision
 from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.layers.part import WHOLE
+from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
@@ -23,10 +25,11 @@ from penstock.runtime.graph_captures import CudaGraphCapture, DryRun, GraphCaptu
 from penstock.runtime.graphs import DecodeGraphs, Recordable, padded_queries, padded_sizes
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.logits_processors import load_processors
-from penstock.runtime.pipeline.lead import StagedSteps
+from penstock.runtime.pipeline.lead import HeadHere, StagedSteps
 from penstock.runtime.pipeline.stage import Stage
 from penstock.runtime.pooling import Pooler
 from penstock.runtime.ranks.step_sizes import StepSizes
+from penstock.runtime.replay import Rows
 from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.adapters import make_adapter_room
@@ -151,7 +154,16 @@ def _engine_parts(
     sizes = _sizes(spec, kv_types, rows, logit_rows, ())
     memory, builder, first = rank_parts(spec, sizes)
     workers.make(replace(sizes, given=first.gives))
-    return memory, builder, workers.behind(Stage(first, memory, last=False, taps=taps_here(spec.model, sizes.taps)))
+    stage = Stage(first, memory, last=False, taps=taps_here(spec.model, sizes.taps))
+    return memory, builder, workers.behind(stage, _logits_of(spec.model) if spec.model.part.with_head else None)
+
+
+def _logits_of(model: Model) -> HeadHere:
+    def logits(hidden: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+        wanted = range(len(hidden)) if rows is None else rows
+        return model.logits(hidden, torch.as_tensor(np.asarray(wanted, np.int64)))
+
+    return logits
 
 
 def _sizes(spec: EngineSpec, kv_types: Sequence[str], rows: int, logit_rows: int, taps: Sequence[str]) -> StepSizes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
+from penstock.layers.part import ModelPart
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.pipeline.lead import StagedSteps
+from penstock.runtime.pipeline.lead import HeadHere, StagedSteps
 from penstock.runtime.pipeline.links import QueueLink, Tee, Unheard
 from penstock.runtime.pipeline.stage import Stage
 from penstock.runtime.pipeline.threads import StageThread
@@ -23,6 +24,7 @@ def lead_stages(
     sockets: StageSockets,
     describe: tuple[str, ...],
     dead: Callable[[Exception], Exception],
+    head: HeadHere | None = None,
 ) -> StagedSteps:
     """The first stage in a thread, before stages in processes.
 
@@ -31,6 +33,7 @@ def lead_stages(
         sockets: to the second stage and the other ranks of this one, and from the last stage.
         describe: how each stage runs its steps.
         dead: what is raised once a process has ended.
+        head: of the model, where the last stage has none.
     """
     stages = len(describe)
     assert sockets.results is not None
@@ -49,10 +52,11 @@ def lead_stages(
             end.close()
 
     told = f"{stages} stages: {'; '.join(dict.fromkeys(describe))}"
-    return StagedSteps((Tee((given, *besides)), results), stages, told, fast=first.fast, close=close, dead=dead)
+    links = (Tee((given, *besides)), results)
+    return StagedSteps(links, stages, told, fast=first.fast, close=close, dead=dead, head=head)
 
 
-def serve_stage(executor: Executor, memory: KVMemory, ends: Sequence[socket.socket], *, last: bool) -> None:
+def serve_stage(executor: Executor, memory: KVMemory, ends: Sequence[socket.socket], part: ModelPart) -> None:
     """A later stage's life, or another rank's of the first: until what is before it has ended.
 
     `ends`: of the sockets from there and to what is behind it, if somebody takes what it gives.
@@ -60,7 +64,7 @@ def serve_stage(executor: Executor, memory: KVMemory, ends: Sequence[socket.sock
     source = WireLink(ends[0], 2)
     target = WireLink(ends[1], 1) if len(ends) > 1 else Unheard()
     try:
-        Stage(executor, memory, last=last).serve(source, target)
+        Stage(executor, memory, last=part.end is None, head=part.with_head).serve(source, target)
     finally:
         source.close()
         target.close()

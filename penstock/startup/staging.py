@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from penstock.config.errors import ConfigError
@@ -34,29 +35,46 @@ def stages_of(model: Model, plans: Sequence[WeightPlan], options: EngineOptions)
         return (WHOLE,)
     if model.runs:
         raise ConfigError(f"--pipeline-parallel-size {stages} is not possible: {model.runs}. Leave it out.")
-    work = work_of(model, plans)
+    work = work_of(model, plans, head_leads=_head_leads(model, options))
     if options.pipeline_layer_split is not None:
         counts = split_by_hand(options.pipeline_layer_split, len(model.blocks), stages, work.cuts)
     else:
         counts = deal(work, stages)
-    ends = list(accumulate(counts))
-    return tuple(ModelPart(begin, None if end == len(model.blocks) else end) for begin, end in pairwise((0, *ends)))
+    parts = [ModelPart(begin, end) for begin, end in pairwise((0, *accumulate(counts)))]
+    parts[-1] = replace(parts[-1], end=None)
+    if _head_leads(model, options):
+        parts[0], parts[-1] = replace(parts[0], head=True), replace(parts[-1], head=False)
+    return tuple(parts)
 
 
-def work_of(model: Model, plans: Sequence[WeightPlan]) -> Work:
-    """What the layers cost, in bytes that a step of a few rows reads, and what memory their weights take."""
+def _head_leads(model: Model, options: EngineOptions) -> bool:
+    """Whether the first stage has the head too: logits are many times what hidden states are, to cross a network."""
+    return bool(options.remote_workers) and model.head is not None
+
+
+def work_of(model: Model, plans: Sequence[WeightPlan], *, head_leads: bool = False) -> Work:
+    """What the layers cost, in bytes that a step of a few rows reads, and what memory their weights take.
+
+    `head_leads`: the first stage has the head, not the last one.
+    """
     taken = {id(plan.weight): plan.nbytes for plan in plans}
     blocks = [list(block.weights()) if isinstance(block, Layer) else [] for block in model.blocks]
-    opening = list(_of(model.embedding, *model.opening, model.classifier, model.projection))
-    ending = list(_of(*model.closing, model.norm, model.head))
+    head = list(_of(model.head))
+    opening = _distinct([*_of(model.embedding, *model.opening, model.classifier, model.projection), *head * head_leads])
+    ending = [*_of(*model.closing, model.norm), *head * (not head_leads)]
     return Work(
         costs=[_read(weights, taken) for weights in blocks],
-        last=_read(ending, taken),  # of the embedding a step reads a few rows
+        first=_read(head, taken) * head_leads,  # of the embedding a step reads a few rows
+        last=_read(ending, taken),
         sizes=[_size(weights, taken) for weights in blocks],
         first_size=_size(opening, taken),
         last_size=_size(ending, taken),
         cuts=cuts(model),
     )
+
+
+def _distinct(weights: Sequence[Weight]) -> list[Weight]:
+    return list({id(weight): weight for weight in weights}.values())
 
 
 def _of(*layers: object) -> Iterator[Weight]:

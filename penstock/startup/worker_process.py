@@ -117,7 +117,7 @@ def loaded(launch: messages.Launch, group: Group, wire: Wire, own: Own) -> Decla
     one = replace(alone(options), threads=own.threads or launch.threads)
     Claim(one).settle(one)
     count = options.tensor_parallel_size
-    part = WHOLE if launch.layers == (0, None) else ModelPart(*launch.layers)
+    part = WHOLE if launch.layers == (0, None) else ModelPart(*launch.layers, head=launch.head)
     spec = declare_rank(options, launch.max_model_len, Ranks(launch.rank % count, count), group, part)
     if spec.facts.file_bytes != launch.model_bytes:
         raise ConfigError(
@@ -159,7 +159,7 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
     if links:
         from penstock.startup.stage_process import serve_stage
 
-        serve_stage(executor, memory, links, last=spec.model.part.end is None)
+        serve_stage(executor, memory, links, spec.model.part)
     else:
         Follower(executor, memory, builder, adapters, experts).serve(wire)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.runtime.adapters import AdapterRoom
     from penstock.runtime.executor import Executor
     from penstock.runtime.kv_memory import KVMemory
-    from penstock.runtime.pipeline.lead import StagedSteps
+    from penstock.runtime.pipeline.lead import HeadHere, StagedSteps
     from penstock.runtime.pipeline.stage import Stage
     from penstock.runtime.ranks.experts import ExpertShelf
     from penstock.runtime.ranks.step_sizes import StepSizes
@@ -176,6 +176,7 @@ class Workers:
                 rank=worker.ranks.rank,
                 count=self.count,
                 layers=(part.first, part.end),
+                head=part.with_head,
                 max_model_len=spec.plan.max_model_len,
                 threads=rank_threads(cores, worker.ranks.rank, self._local),
                 log_level=level,
@@ -217,14 +218,14 @@ class Workers:
         """The other ranks read and place what this one does."""
         adapters.others = LeadAdapters(self)
 
-    def behind(self, first: Stage) -> StagedSteps:
-        """This rank's stage with those of the others, which have made theirs."""
+    def behind(self, first: Stage, head: HeadHere | None) -> StagedSteps:
+        """This rank's stage with those of the others, which have made theirs; `head` where the last has none."""
         from penstock.startup.stage_process import lead_stages
 
         others = (answer.describe for answer in self._answers() if isinstance(answer, messages.Ready))
         self._serving = True
         described = (first.describe, *others)[:: self._columns]
-        return lead_stages(first, self._sockets, described, self.failed)
+        return lead_stages(first, self._sockets, described, self.failed, head)
 
     def check(self) -> None:
         """Raises the error of a worker that has failed, if one has."""

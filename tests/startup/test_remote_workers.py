@@ -23,6 +23,7 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.runtime.ranks import joining
 from penstock.startup import door
+from tests.models import tiny
 
 TOKEN = "a token that is long enough"
 
@@ -56,19 +57,20 @@ def join(port: int) -> Iterator[Join]:
 
 def engine_of(model: str, port: int, **more: Any) -> Engine:
     options = EngineOptions(
-        model=model, device="cpu", threads=1, max_model_len=256, kv_blocks=100, **{"pipeline_parallel_size": 2, **more},
-        remote_workers=1, workers_address=f"127.0.0.1:{port}",
+        model=model, device="cpu", threads=1, kv_blocks=100,
+        **{"max_model_len": 256, "pipeline_parallel_size": 2, **more}, remote_workers=1, workers_address=f"127.0.0.1:{port}",
     )  # fmt: skip
     return build_engine(options)[0]
 
 
-def answer(engine: Engine, tokens: int = 30) -> list[int]:
-    how = SamplingParams(temperature=0.9, max_tokens=tokens, ignore_eos=True)
+def answer(engine: Engine, tokens: int = 30) -> list[Any]:
+    """Tokens, with what is known of their and the prompt's probabilities."""
+    how = SamplingParams(temperature=0.9, max_tokens=tokens, ignore_eos=True, logprobs=2, prompt_logprobs=1)
     engine.add(EngineRequest("a", tuple(range(3, 40)), how, seed=7))
-    found: list[int] = []
+    found: list[Any] = []
     while engine.has_work and engine.dead is None:
         for output in engine.step():
-            found += output.tokens
+            found += (*zip(output.tokens, output.logprobs, strict=True), *output.prompt_logprobs)
     return found
 
 
@@ -79,7 +81,7 @@ def test_a_worker_joins_computes_and_is_missed(shared_data: Path, port: int, joi
     alone.close()
     supervisor = join()
     engine = engine_of(model, port)
-    assert answer(engine) == expected and len(expected) == 30
+    assert answer(engine) == expected and len(expected) == 30 + 36
     (worker,) = psutil.Process(supervisor.pid).children()
     worker.kill()
     engine.add(EngineRequest("b", (1, 2, 3), SamplingParams(max_tokens=200)))
@@ -94,6 +96,18 @@ def test_a_worker_joins_computes_and_is_missed(shared_data: Path, port: int, joi
     (second,) = psutil.Process(supervisor.pid).children()
     again.close()
     assert psutil.wait_procs([second], timeout=60)[0]
+
+
+def test_the_head_is_with_the_one_that_leads(port: int, join: Join, tmp_path: Path) -> None:
+    """It reads none of the last layers, and what joins nothing of a head that is no embedding."""
+    tiny.save("llama-biases", tmp_path)
+    alone = build_engine(EngineOptions(model=str(tmp_path), device="cpu", threads=1, kv_blocks=100))[0]
+    expected = answer(alone)
+    alone.close()
+    join("--once")
+    engine = engine_of(str(tmp_path), port, max_model_len=128)
+    assert answer(engine) == expected
+    engine.close()
 
 
 def test_another_model_is_refused(shared_data: Path, port: int, join: Join) -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from penstock.runtime.batch_builder import BatchBuilder
 
 
+HeadHere = Callable[[Tensor, Rows | None], Tensor]
+"""Makes logits [n, vocab] float32 of the final hidden states [L, hidden_size], of these rows or all."""
+
+
 class StageError(RuntimeError):
     """A stage could not compute a step; others may go on."""
 
@@ -60,8 +64,9 @@ class StagedSteps:
         fast: bool,
         close: Callable[[], None],
         dead: Callable[[Exception], Exception] = lambda error: error,
+        head: HeadHere | None = None,
     ) -> None:
-        """`links`: to the first stage, and from the last.
+        """`links`: to the first stage, and from the last, which has the head unless it is here.
 
         `close` ends the stages, and waits for it; `dead` makes the error of a stage that has ended unasked.
         """
@@ -70,6 +75,7 @@ class StagedSteps:
         self.times = StageTimes(0.0, [0.0] * stages)
         self.step_times = (0.0, 0.0)
         self._close, self._dead = close, dead
+        self._head = head
         self._ops: list[CacheOp] = []
         self._launched = 0  # steps, in all
         self._waited_for: deque[StageStep] = deque()
@@ -91,6 +97,7 @@ class StagedSteps:
         if not self._waited_for:
             self._busy_since = perf_counter()
         ops, self._ops = tuple(self._ops), []
+        hidden = hidden or (self._head is not None and bool(logits))
         step = StageStep(self._launched, ops, batch, tuple(logits), hidden)
         self._launched += 1
         self._waited_for.append(step)
@@ -132,6 +139,8 @@ class StagedSteps:
         if (asked is None) != (rows is None) or (rows is not None and not np.array_equal(rows, np.asarray(asked))):
             raise ValueError(f"logits of {rows} were not asked for when the step was launched, but of {asked}")
         self._calls += 1
+        if self._head is not None:
+            return self._head(self.hidden(), rows)
         values = result.logits
         if self._calls > 1:
             part = self._next(step.number)

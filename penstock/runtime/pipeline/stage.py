@@ -25,11 +25,13 @@ class Stage:
         fast, describe: as of its executor.
     """
 
-    def __init__(self, executor: Executor, memory: KVMemory, *, last: bool, taps: Sequence[str] = ()) -> None:
-        """`taps` are those of its part; `last`: it ends with the final norm, and has the head."""
+    def __init__(
+        self, executor: Executor, memory: KVMemory, *, last: bool, head: bool = True, taps: Sequence[str] = ()
+    ) -> None:
+        """`taps` are those of its part; `last`: it ends with the final norm, and has the head if `head` says so."""
         self._executor, self._memory = executor, memory
         self.fast, self.describe = executor.fast, executor.describe
-        self._last = last
+        self._last, self._head = last, last and head
         self._taps = tuple(taps)
 
     @torch.inference_mode()
@@ -54,7 +56,7 @@ class Stage:
         found = self._found(step) if self._last else step
         seconds = (*step.seconds, perf_counter() - started)
         yield replace(found, seconds=seconds)
-        for number, rows in enumerate(step.logits[1:] if self._last else ()):
+        for number, rows in enumerate(step.logits[1:] if self._head else ()):
             yield LogitsPart(step.number, number + 1, *self._logits(rows, found.error))
 
     def _computed(self, step: StageStep) -> StageStep:
@@ -65,7 +67,8 @@ class Stage:
 
     def _found(self, step: StageStep) -> StageResult:
         """What the lead gets in one message: most steps need no other."""
-        logits, error = self._logits(step.logits[0], step.error) if step.logits else (None, step.error)
+        asked = step.logits if self._head else ()
+        logits, error = self._logits(asked[0], step.error) if asked else (None, step.error)
         hidden = self._executor.hidden().clone() if step.hidden and error is None else None
         return StageResult(step.number, logits, hidden, step.taps, step.seconds, error)
 

@@ -135,6 +135,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
         options: concrete.
         rank, count: whose part.
         layers: the first layer that it has, and the one behind the last; None where that is the model's last.
+        head: whether it has the model's head.
         max_model_len: of the plan.
         threads: of this rank.
         log_level: from which on the log is written.
@@ -145,6 +146,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     rank: int
     count: int
     layers: tuple[int, int | None]
+    head: bool
     max_model_len: int
     threads: int
     log_level: int

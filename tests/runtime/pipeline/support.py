@@ -44,7 +44,7 @@ class ThreadedStages:
             memory, _, executor = rank_parts(one, sizes)
             self._later.append(Stage(self._wrap(number, executor), memory, last=part.end is None))
 
-    def behind(self, first: Stage) -> StagedSteps:
+    def behind(self, first: Stage, head: None) -> StagedSteps:
         first._executor = self._wrap(0, first._executor)
         stages = [first, *self._later]
         links = [QueueLink(2 * len(stages)) for _ in range(len(stages) + 1)]
