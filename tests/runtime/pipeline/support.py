@@ -33,6 +33,7 @@ class ThreadedStages:
 
     def __init__(self, spec: EngineSpec, wrap: Wrap) -> None:
         self._spec, self._wrap = spec, wrap
+        self.group = NullGroup()
         self._later: list[Stage] = []
         self._threads: list[StageThread] = []
 
