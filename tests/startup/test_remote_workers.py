@@ -58,7 +58,8 @@ def join(port: int) -> Iterator[Join]:
 def engine_of(model: str, port: int, **more: Any) -> Engine:
     options = EngineOptions(
         model=model, device="cpu", threads=1, kv_blocks=100,
-        **{"max_model_len": 256, "pipeline_parallel_size": 2, **more}, remote_workers=1, workers_address=f"127.0.0.1:{port}",
+        **{"max_model_len": 256, "pipeline_parallel_size": 2, **more},
+        remote_workers=1, workers_address=f"127.0.0.1:{port}",
     )  # fmt: skip
     return build_engine(options)[0]
 
