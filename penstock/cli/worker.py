@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import Command
+from penstock.cli.options import parse_bytes
 from penstock.config.environment import worker_token
 from penstock.config.machine import read_machine
 
@@ -25,6 +26,9 @@ def worker(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of the kernels. Default: the cores this process may use.")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Most that it may take, as 6GiB. Default: what is free.", metavar="SIZE")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End with the first engine that is joined.")] = False,
 ) -> None:
     """Compute a part of a model that another machine serves, for as long as it does. Ctrl-C ends it."""
@@ -35,4 +39,5 @@ def worker(
     configure_logging(quiet=False)
     address = address_of(join, "--join")
     own: dict[str, object] = {"model": model, "threads": threads or read_machine().cores}
+    own["memory"] = None if memory is None else parse_bytes(memory)
     raise typer.Exit(work(address, check_token(token or worker_token()), own, once=once))

@@ -65,6 +65,10 @@ class Machine:
         """This machine with no more memory to be had than so many bytes; None for what is free."""
         return self if memory is None else replace(self, memory_available=min(memory, self.memory_available))
 
+    def beside(self, memory: int) -> Machine:
+        """This machine with so many bytes of others."""
+        return replace(self, memory_available=self.memory_available + memory)
+
 
 _ACCELERATORS = ("nvidia*", "nvmap", "nvhost*", "nvgpu*", "kfd", "dxg", "accel*")
 _INTEL = "dri/render*"  # which every graphics unit has

@@ -296,16 +296,20 @@ class DecoderModel(Layer):
         )
 
     def weights(self) -> Iterator[Weight]:
-        """Those of its part: embedding and what pools belong to the first layer, the norm to the last."""
-        if self.part is WHOLE:
+        """Those of its part."""
+        yield from self.weights_of(self.part)
+
+    def weights_of(self, part: ModelPart) -> Iterator[Weight]:
+        """Those of a part: embedding and what pools belong to the first layer, the norm to the last."""
+        if part is WHOLE:
             yield from super().weights()
             return
-        layers: list[object] = list(self.blocks[self.part.first : self.part.end])
-        if self.part.first == 0:
+        layers: list[object] = list(self.blocks[part.first : part.end])
+        if part.first == 0:
             layers += (self.embedding, *self.opening, self.classifier, self.projection)
-        if self.part.end is None:
+        if part.end is None:
             layers += (*self.closing, self.norm)
-        if self.part.with_head:
+        if part.with_head:
             layers.append(self.head)
         held = {id(weight) for layer in layers if isinstance(layer, Layer) for weight in layer.weights()}
         yield from (weight for weight in super().weights() if id(weight) in held)

@@ -38,7 +38,7 @@ class Work:
     cuts: Collection[int] | None = None
 
 
-def deal(work: Work, stages: int, limits: Sequence[int] = ()) -> tuple[int, ...]:
+def deal(work: Work, stages: int, limits: Sequence[int] = (), speeds: Sequence[float] = ()) -> tuple[int, ...]:
     """How many layers each stage gets, in order; every stage gets one at least.
 
     Of the ways with the least largest stage the one whose stages differ least (sum of squares).
@@ -47,6 +47,7 @@ def deal(work: Work, stages: int, limits: Sequence[int] = ()) -> tuple[int, ...]
         work: to be dealt.
         stages: number of stages.
         limits: bytes that each stage has room for; () for enough.
+        speeds: of the stages, beside each other; () for one and the same.
 
     Raises:
         ConfigError: there are fewer places to cut than stages need, or no way in which all stages have room.
@@ -57,7 +58,7 @@ def deal(work: Work, stages: int, limits: Sequence[int] = ()) -> tuple[int, ...]
     if stages > len(places) - 1:
         parts = "layers" if len(places) - 1 == layers else f"parts of {layers} layers that can be told apart"
         raise ConfigError(f"{stages} pipeline stages for {len(places) - 1} {parts}: each needs one at least.")
-    ways = _Ways(work, stages, limits, places)
+    ways = _Ways(work, limits, [max(speeds) / speed for speed in speeds] or [1.0] * stages, places)
     least = ways.best(lambda before, cost: max(before, cost), inf)
     if least is None:
         raise ConfigError(
@@ -77,8 +78,9 @@ def _listed(limits: Sequence[int]) -> str:
 class _Ways:
     """Ends of stages at some places, and what stages between two of them cost."""
 
-    def __init__(self, work: Work, stages: int, limits: Sequence[int], places: Sequence[int]) -> None:
-        self._work, self._stages = work, stages
+    def __init__(self, work: Work, limits: Sequence[int], slower: Sequence[float], places: Sequence[int]) -> None:
+        self._work, self._stages = work, len(slower)
+        self._slower = slower
         self._limits = limits
         self._places = places
         self._costs = list(accumulate(work.costs, initial=0.0))
@@ -95,7 +97,8 @@ class _Ways:
         size = self._sizes[end] - self._sizes[begin] + is_first * work.first_size + is_last * work.last_size
         if self._limits and size > self._limits[stage]:
             return inf
-        return self._costs[end] - self._costs[begin] + is_first * work.first + is_last * work.last
+        cost = self._costs[end] - self._costs[begin] + is_first * work.first + is_last * work.last
+        return cost * self._slower[stage]
 
     def best(self, join: _Join, most: float) -> tuple[int, ...] | None:
         """The ends with the least value of `join` over the stages' costs, none above `most`; None for no such ways."""

@@ -47,12 +47,16 @@ def every_position(groups: Sequence[CacheGroup]) -> int | None:
 
 
 def memory_limits(
-    asked: EngineOptions, options: EngineOptions, machine: Machine, gpu: Accelerator | None
+    asked: EngineOptions, options: EngineOptions, machine: Machine, gpu: Accelerator | None, drafts: int = 0
 ) -> MemoryLimits:
-    """What the plan must respect, for options as they were asked for and as they are resolved."""
+    """What the plan must respect, for options as they were asked for and as they are resolved.
+
+    `drafts`: most of a sequence in a step; 0 for as many as the options say.
+    """
     assert options.max_model_len and options.max_num_seqs and options.max_num_batched_tokens
     available = machine.memory_available
-    drafts = speculation(asked.speculative_config)
+    said = speculation(asked.speculative_config)
+    most = drafts or (said.num_speculative_tokens if said else 0)
     if gpu is not None:
         available = share(options, DeviceMemory(gpu.memory_total, gpu.memory_free))
     return MemoryLimits(
@@ -66,7 +70,7 @@ def memory_limits(
         kv_cache_memory_fixed=asked.kv_cache_memory is not None,
         kv_blocks=options.kv_blocks,
         enable_prefix_caching=options.enable_prefix_caching,
-        draft_states=drafts.num_speculative_tokens + 1 if drafts else 0,
+        draft_states=most + 1 if most else 0,
         most_sequences=2 * options.max_num_seqs,  # half of them run, the rest is for cached prefixes
         attention_masks=gpu is None or bool(gpu.no_kernels),
         where="" if gpu is None else f", {described(options, gpu)}",

@@ -12,10 +12,10 @@ import torch
 from penstock.config.cache_spec import CacheGroup, group_layers
 from penstock.config.environment import pack_folder
 from penstock.config.errors import ConfigError
-from penstock.config.machine import Machine, free_bytes
+from penstock.config.machine import Accelerator, Machine, free_bytes
 from penstock.config.options import EngineOptions
 from penstock.config.ranks import rank_count
-from penstock.config.resolve import Decision, ModelFacts, chosen_gpu, resolve
+from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, chosen_gpu, resolve
 from penstock.config.speculation import speculation
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
@@ -33,11 +33,12 @@ from penstock.startup.draft_spec import DraftSpec
 from penstock.startup.gpu_memory import DeviceMemory, Measured, remedies, share
 from penstock.startup.header_plan import this_machine
 from penstock.startup.kept_start import weights_identity, weights_place
-from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, format_bytes
+from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, activation_bytes, format_bytes
 from penstock.startup.rank_plan import check_model, kept_elements, rank_machine, rank_notes, with_rank_kv
 from penstock.startup.resident import packer_of, resident_bytes
+from penstock.startup.rooms import Room, common_room, measured_speed, rooms_of_stages
 from penstock.startup.sharding import shard
-from penstock.startup.staging import hold, stages_of
+from penstock.startup.staging import hold, shares_of, stages_of
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
@@ -174,7 +175,11 @@ def _on_kernels(declare: Callable[[KernelSet, int], Model], options: EngineOptio
 
 
 def make_engine_spec(
-    options: EngineOptions, machine: Machine | None = None, drafts: int = 0, group: Group | None = None
+    options: EngineOptions,
+    machine: Machine | None = None,
+    drafts: int = 0,
+    group: Group | None = None,
+    rooms: Sequence[Room] = (),
 ) -> EngineSpec:
     """Opens the checkpoint's headers, resolves every option, plans the memory and chooses the kernels.
 
@@ -183,16 +188,16 @@ def make_engine_spec(
         machine: None measures this one.
         drafts: most of a sequence in a step, for which there is to be room.
         group: of the ranks that compute the model; None where it is only planned, or there is one.
+        rooms: of the other machines that compute it too.
 
     Raises:
         CheckpointError: the model cannot be read.
         ConfigError: an option cannot be honoured; MemoryPlanError: it does not fit.
     """
-    machine = (machine or measure_machine(options.device)).within(options.memory)
-    checkpoint = _opened(options)
-    facts = model_facts(checkpoint)
+    facts = model_facts(checkpoint := _opened(options))
     ranks = Ranks(0, options.tensor_parallel_size)
-    machine = rank_machine(machine, options)
+    own = rank_machine((machine or measure_machine(options.device)).within(options.memory), options)
+    machine = own.beside(sum(room.memory for room in rooms))
     resolved = resolve(options, facts, machine)
     concrete = resolved.options
     assert concrete.max_model_len and concrete.max_num_seqs and concrete.max_num_batched_tokens
@@ -206,33 +211,71 @@ def make_engine_spec(
         check_model(model, concrete)
     fullest, heaviest = _largest(model, checkpoint, concrete, ranks, kernels)
     concrete = with_rank_kv(options, concrete, fullest, facts)
-    groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     plans = _weight_plans(model, checkpoint, concrete)
     weights = heaviest or (planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), concrete))
-    limits = memory_limits(options, concrete, machine, gpu)
-    if drafts:
-        limits = replace(limits, draft_states=drafts + 1)
+    limits = memory_limits(options, concrete, machine, gpu, drafts)
     draft = draft_of(model, kernels, concrete)
     caches = _caches(fullest, kernels, draft)
     limits = with_draft_room(limits, None if draft is None else draft.needs, caches, concrete)
     if gpu is not None:
-        memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
         smaller = partial(_quantized_bytes, facts, kernels, concrete, plans)
-        limits = replace(limits, remedies=remedies(facts, smaller, concrete, limits, memory, weights, machine))
+        limits = _with_remedies(limits, gpu, smaller, facts, concrete, weights, machine)
+    of_stages, limits = _dealt(limits, _each_machine(own, rooms, concrete), model, plans, weights, facts, concrete)
     plan = plan_caches(caches, concrete, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(kernels, plan.max_model_len)
         plans = _weight_plans(model, checkpoint, concrete)
+    stages = stages_of(model, plans, concrete, of_stages)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
-    settings += _notes(model, plan, plans, kernels)
-    stages = stages_of(model, plans, concrete)
-    settings += rank_notes(concrete, stages, model)
+    settings += (*_notes(model, plan, plans, kernels), *rank_notes(concrete, stages, model))
     plans = hold(model, stages[0], plans)
     return EngineSpec(
-        checkpoint, facts, concrete, model, groups, kernels, plans, ranks,
+        checkpoint, facts, concrete, model, group_layers(model.cache_specs), kernels, plans, ranks,
         plan=plan, settings=tuple(settings), limits=limits, draft=draft, stages=stages, fullest=fullest,
     )  # fmt: skip
+
+
+def _each_machine(own: Machine, rooms: Sequence[Room], options: EngineOptions) -> tuple[Room, ...]:
+    """What this machine has, and each other one; () where this is the only one."""
+    if not rooms:
+        return ()
+    return (Room(own.memory_available, measured_speed(options.threads or own.cores)), *rooms)
+
+
+def _dealt(
+    limits: MemoryLimits,
+    machines: Sequence[Room],
+    model: Model,
+    plans: Sequence[WeightPlan],
+    weights: int,
+    facts: ModelFacts,
+    options: EngineOptions,
+) -> tuple[tuple[Room, ...], MemoryLimits]:
+    """What each stage has where there are several machines, and the limits that they set together.
+
+    `weights`: bytes of all.
+    """
+    of_stages = rooms_of_stages(machines, options.pipeline_parallel_size)
+    if not machines:
+        return of_stages, limits
+    shares = shares_of(model, plans, stages_of(model, plans, options, of_stages), machines)
+    step = activation_bytes(facts, limits, DTYPE_BYTES[options.dtype])
+    where = f", as {len(machines)} machines allow together"
+    return of_stages, replace(limits, available_bytes=common_room(shares, weights, step), where=where)
+
+
+def _with_remedies(
+    limits: MemoryLimits,
+    gpu: Accelerator,
+    smaller: Callable[[str], int],
+    facts: ModelFacts,
+    options: EngineOptions,
+    weights: int,
+    machine: Machine,
+) -> MemoryLimits:
+    memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
+    return replace(limits, remedies=remedies(facts, smaller, options, limits, memory, weights, machine))
 
 
 def _largest(

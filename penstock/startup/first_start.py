@@ -42,7 +42,8 @@ class FirstStart:
         self._drafting = drafting = drafting or Drafting()
         self._workers = workers
         group = None if workers is None else workers.group
-        self._spec = make_engine_spec(options, drafts=drafting.most, group=group)
+        rooms = () if workers is None else workers.rooms()
+        self._spec = make_engine_spec(options, drafts=drafting.most, group=group, rooms=rooms)
         self.options, self.vocab_size = self._spec.options, self._spec.model.vocab_size
         # Files may change while they are read: what is kept is of those that were there before.
         self._identity = weights_identity(self.options, self._spec.checkpoint.path)

@@ -14,18 +14,22 @@ from penstock.layers.weight import Layer, Weight
 from penstock.models.registry import Model
 from penstock.parallel.stages import Work, deal, split_by_hand
 from penstock.runtime.kv_memory import ELSEWHERE
+from penstock.startup.rooms import Room, Share
 from penstock.weights.weight_plan import WeightPlan
 
 ROWS = 8  # tokens that a step is reckoned with: of experts it reads those that so many tokens choose
 
 
-def stages_of(model: Model, plans: Sequence[WeightPlan], options: EngineOptions) -> tuple[ModelPart, ...]:
+def stages_of(
+    model: Model, plans: Sequence[WeightPlan], options: EngineOptions, rooms: Sequence[Room] = ()
+) -> tuple[ModelPart, ...]:
     """The part of each stage; one alone where layers are not dealt.
 
     Args:
         model: declared, all of it.
         plans: of its weights.
         options: concrete.
+        rooms: of the stages, where they differ; () for enough, and one speed.
 
     Raises:
         ConfigError: the model has too few layers, or its layers cannot be told apart where the split says.
@@ -39,12 +43,34 @@ def stages_of(model: Model, plans: Sequence[WeightPlan], options: EngineOptions)
     if options.pipeline_layer_split is not None:
         counts = split_by_hand(options.pipeline_layer_split, len(model.blocks), stages, work.cuts)
     else:
-        counts = deal(work, stages)
+        counts = deal(work, stages, [room.memory for room in rooms], [room.speed for room in rooms])
     parts = [ModelPart(begin, end) for begin, end in pairwise((0, *accumulate(counts)))]
     parts[-1] = replace(parts[-1], end=None)
     if _head_leads(model, options):
         parts[0], parts[-1] = replace(parts[0], head=True), replace(parts[-1], head=False)
     return tuple(parts)
+
+
+def shares_of(
+    model: Model, plans: Sequence[WeightPlan], stages: Sequence[ModelPart], rooms: Sequence[Room]
+) -> list[Share]:
+    """What each machine holds of a model whose stages are those: this one the first ones, the others one each.
+
+    `rooms`: of this machine, and of those.
+    """
+    taken = {id(plan.weight): plan.nbytes for plan in plans}
+    local = len(stages) - len(rooms) + 1
+    weights = [sum(taken.get(id(weight), 0) for weight in model.weights_of(part)) for part in stages]
+    kept = [_kept(model, part) for part in stages]
+    every = sum(kept) or 1
+    split = [slice(0, local), *(slice(stage, stage + 1) for stage in range(local, len(stages)))]
+    return [Share(room, sum(weights[own]), sum(kept[own]) / every) for room, own in zip(rooms, split, strict=True)]
+
+
+def _kept(model: Model, part: ModelPart) -> int:
+    """Elements that the part's layers keep of a token."""
+    here = {index for block in model.blocks[part.first : part.end] for index in _memories(block)}
+    return sum(model.cache_specs[index].elements_per_token for index in here)
 
 
 def _head_leads(model: Model, options: EngineOptions) -> bool:

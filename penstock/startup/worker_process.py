@@ -93,10 +93,21 @@ class Own:
     Attributes:
         model: where the model lies; None for where the one that leads has it.
         threads: None for those that it was dealt.
+        memory: bytes that it may take; None for what is free.
     """
 
     model: str | None = None
     threads: int | None = None
+    memory: int | None = None
+
+    def joined(self) -> messages.Joined:
+        """What this machine has for a stage."""
+        from penstock.config.machine import read_machine
+        from penstock.runtime.ranks import messages
+        from penstock.startup.rooms import measured_speed
+
+        machine = read_machine().within(self.memory)
+        return messages.Joined(machine.memory_available, measured_speed(self.threads or machine.cores))
 
 
 def loaded(launch: messages.Launch, group: Group, wire: Wire, own: Own) -> Declaration:
@@ -211,8 +222,11 @@ def main() -> int:
     wire, group = Wire(socket.socket(fileno=ends.wire)), _joined(ends.memory, ends.rank)
     watched = [ends.wire] if ends.life is None else [ends.wire, ends.life]
     threading.Thread(target=watch, args=(watched, group, ends.parent), name="lead-watch", daemon=True).start()
+    own = Own(**ends.own)
     try:
-        serve(wire, group, Own(**ends.own), [socket.socket(fileno=link) for link in ends.links])
+        if ends.life is not None:
+            wire.send(messages.encode(own.joined()))
+        serve(wire, group, own, [socket.socket(fileno=link) for link in ends.links])
     except WireClosed:
         return 0
     except BaseException as error:

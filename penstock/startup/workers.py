@@ -39,6 +39,7 @@ from penstock.runtime.ranks.lead import LeadAdapters, LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
 from penstock.startup.door import Door, relay
 from penstock.startup.memory_plan import format_bytes
+from penstock.startup.rooms import Room
 from penstock.startup.stage_sockets import StageSockets
 
 if TYPE_CHECKING:
@@ -155,6 +156,16 @@ class Workers:
             self._changed.wait_for(lambda: len(self._workers) >= self._local - 1 or self._error is not None)
         self.check()
 
+    def rooms(self) -> tuple[Room, ...]:
+        """What the machines have for their stages whose workers join, which is waited for.
+
+        Raises:
+            PenstockError: a worker has failed.
+        """
+        self._wait_for_all()
+        found = self._answers(self._workers[self._local - 1 :])
+        return tuple(Room(one.memory, one.speed) for one in found if isinstance(one, messages.Joined))
+
     def load(self, spec: EngineSpec, progress: Progress | None = None) -> Loading:
         """As `startup.build_runner.load`, of all ranks at once.
 
@@ -163,9 +174,7 @@ class Workers:
         """
         from penstock.startup.build_runner import load  # and torch with it
 
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._workers) == self.count - 1 or self._error is not None)
-        self.check()
+        self._wait_for_all()
         options = replace(spec.options, logits_processors=(), shared_prompts=())
         cores = self._threads or (spec.options.threads or 1) * self._local
         level = logging.getLogger("penstock").getEffectiveLevel()
@@ -281,12 +290,18 @@ class Workers:
                 raise self._error from None  # why it could not start, as what it is
             raise dead from None
 
-    def _answers(self) -> list[messages.Report]:
-        """The next answer of each."""
+    def _wait_for_all(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or all(one.answers for one in self._workers))
+            self._changed.wait_for(lambda: len(self._workers) == self.count - 1 or self._error is not None)
+        self.check()
+
+    def _answers(self, workers: Sequence[Worker] | None = None) -> list[messages.Report]:
+        """The next answer of each, or of each of these."""
+        asked = self._workers if workers is None else workers
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or all(one.answers for one in asked))
             self.check()
-            return [worker.answers.pop(0) for worker in self._workers]
+            return [worker.answers.pop(0) for worker in asked]
 
     def _stop(self) -> None:
         for group in self._groups:

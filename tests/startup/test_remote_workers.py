@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.config.errors import CheckpointError, ConfigError
+from penstock.config.errors import CheckpointError, ConfigError, MemoryPlanError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
 from penstock.core.request import EngineRequest
@@ -57,8 +57,8 @@ def join(port: int) -> Iterator[Join]:
 
 def engine_of(model: str, port: int, **more: Any) -> Engine:
     options = EngineOptions(
-        model=model, device="cpu", threads=1, kv_blocks=100,
-        **{"max_model_len": 256, "pipeline_parallel_size": 2, **more},
+        model=model, device="cpu", threads=1,
+        **{"kv_blocks": 100, "max_model_len": 256, "pipeline_parallel_size": 2, **more},
         remote_workers=1, workers_address=f"127.0.0.1:{port}",
     )  # fmt: skip
     return build_engine(options)[0]
@@ -109,6 +109,27 @@ def test_the_head_is_with_the_one_that_leads(port: int, join: Join, tmp_path: Pa
     engine = engine_of(str(tmp_path), port, max_model_len=128)
     assert answer(engine) == expected
     engine.close()
+
+
+def test_another_machines_memory_is_planned_with(port: int, join: Join, tmp_path: Path) -> None:
+    """What fits into this one alone, and more than half of which the other one has no room for."""
+    tiny.save("llama-biases", tmp_path)
+    settings: dict[str, Any] = {
+        "max_model_len": 128,
+        "kv_blocks": None,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 64,
+    }
+    join("--once", "--memory", "100KiB")
+    with pytest.raises(MemoryPlanError, match=r"only .* are available"):
+        engine_of(str(tmp_path), port, **settings)
+    blocks = []
+    for memory in ("600KiB", "4MiB"):
+        join("--once", "--memory", memory)
+        engine = engine_of(str(tmp_path), port, **settings)
+        blocks.append(engine.stats().blocks_total)
+        engine.close()
+    assert 0 < blocks[0] < blocks[1]
 
 
 def test_another_model_is_refused(shared_data: Path, port: int, join: Join) -> None:

@@ -169,6 +169,13 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
     total: int
 
 
+class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A worker of another machine is there, which has so much memory and speed: see startup.rooms.Room."""
+
+    memory: int
+    speed: float
+
+
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The weights are there: bytes of them, and seconds it took."""
 
@@ -189,7 +196,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-Report = Progress | Loaded | Ready | Failed
+Report = Progress | Joined | Loaded | Ready | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
