@@ -96,11 +96,6 @@ def _refusal(options: EngineOptions) -> str:
         return f"scales of {options.quantize} are over rows that several processes have. Take another format."
     if options.enable_lora and options.pipeline_parallel_size > 1:
         return "adapters are brought to processes that share every layer alone. Take --tensor-parallel-size."
-    if options.kv_ram or options.kv_disk or options.kv_store:
-        return (
-            "copies of blocks would need what all processes keep of a token, and nothing gathers that. Leave "
-            "--kv-ram, --kv-disk and --kv-store out."
-        )
     drafts = speculation(options.speculative_config)
     if drafts is not None and drafts.method == "self":
         return "the target's first layers cannot draft alone where several processes share them. Take a draft model."

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.mover import Mover
 from penstock.runtime.pipeline.lead import StagedSteps
 from penstock.runtime.pipeline.links import QueueLink, Tee, Unheard
 from penstock.runtime.pipeline.stage import Stage
@@ -52,15 +53,20 @@ def lead_stages(
     return StagedSteps((Tee((given, *besides)), results), stages, told, fast=first.fast, close=close, dead=dead)
 
 
-def serve_stage(executor: Executor, memory: KVMemory, ends: Sequence[socket.socket], *, last: bool) -> None:
+def serve_stage(
+    executor: Executor, memory: KVMemory, ends: Sequence[socket.socket], mover: Mover, *, last: bool
+) -> None:
     """A later stage's life, or another rank's of the first: until what is before it has ended.
 
-    `ends`: of the sockets from there and to what is behind it, if somebody takes what it gives.
+    `ends`: of the sockets from there and to what is behind it, if somebody takes what it gives. `mover` carries its
+    share of blocks.
     """
     source = WireLink(ends[0], 2)
     target = WireLink(ends[1], 1) if len(ends) > 1 else Unheard()
     try:
-        Stage(executor, memory, last=last).serve(source, target)
+        stage = Stage(executor, memory, last=last)
+        stage.mover = mover
+        stage.serve(source, target)
     finally:
         source.close()
         target.close()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.core.protocol import CacheOp
 from penstock.layers.batch import Batch
-from penstock.runtime.pipeline.steps import Link, LogitsPart, StageResult, StageStep
+from penstock.runtime.pipeline.steps import Link, LogitsPart, StageOps, StageResult, StageStep
 from penstock.runtime.replay import Rows
 
 if TYPE_CHECKING:
@@ -81,6 +81,12 @@ class StagedSteps:
         """Has every stage carry it out ahead of the next step."""
         self._ops.append(op)
 
+    def pass_on(self) -> None:
+        """Has every stage carry out what it is to ahead of the next step, whenever that comes."""
+        if self._ops:
+            ops, self._ops = tuple(self._ops), []
+            self._first.send(StageOps(ops))
+
     def close(self) -> None:
         """Ends the stages."""
         self.abort()
@@ -121,7 +127,7 @@ class StagedSteps:
             message = self._results.receive()
             if message is None:
                 raise self._dead(StageError("a stage has ended"))
-            assert not isinstance(message, StageStep)
+            assert isinstance(message, (StageResult, LogitsPart))
             if message.number == number:
                 return message
 

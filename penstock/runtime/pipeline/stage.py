@@ -10,9 +10,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from penstock.core.protocol import CacheOp
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.pipeline.steps import Link, LogitsPart, StageResult, StageStep
+from penstock.runtime.mover import MOVES, Mover
+from penstock.runtime.pipeline.steps import Link, LogitsPart, StageOps, StageResult, StageStep
 from penstock.runtime.replay import Rows
 
 log = logging.getLogger(__name__)
@@ -23,11 +25,13 @@ class Stage:
 
     Attributes:
         fast, describe: as of its executor.
+        mover: carries its share of blocks to and from a lower tier.
     """
 
     def __init__(self, executor: Executor, memory: KVMemory, *, last: bool, taps: Sequence[str] = ()) -> None:
         """`taps` are those of its part; `last`: it ends with the final norm, and has the head."""
         self._executor, self._memory = executor, memory
+        self.mover = Mover()
         self.fast, self.describe = executor.fast, executor.describe
         self._last = last
         self._taps = tuple(taps)
@@ -36,15 +40,23 @@ class Stage:
     def serve(self, source: Link, target: Link) -> None:
         """Takes steps until there are no more."""
         while (message := source.receive()) is not None:
+            if isinstance(message, StageOps):
+                self._apply(message.ops)
+                if not self._last:
+                    target.send(message)
+                continue
             assert isinstance(message, StageStep)
             for given in self.run(message):
                 target.send(given)
 
+    def _apply(self, ops: Sequence[CacheOp]) -> None:
+        for op in ops:
+            (self.mover.start if op.kind in MOVES else self._memory.apply)(op)
+
     def run(self, step: StageStep) -> Iterator[StageStep | StageResult | LogitsPart]:
         """Carries out a step, and gives what it has for the next stage, or for the lead."""
         started = perf_counter()
-        for op in step.ops:
-            self._memory.apply(op)
+        self._apply(step.ops)
         if step.error is None:
             try:
                 step = self._computed(step)

@@ -43,6 +43,13 @@ class StageStep:
 
 
 @dataclass(frozen=True, slots=True)
+class StageOps:
+    """Cache operations that no step waits for: each stage carries them out in their turn, and hands them on."""
+
+    ops: tuple[CacheOp, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StageResult:
     """What the last stage found. Further logits follow, `LogitsPart` by `LogitsPart`, in the order asked for.
 
@@ -71,7 +78,7 @@ class LogitsPart:
     error: str | None = None
 
 
-Message = StageStep | StageResult | LogitsPart
+Message = StageStep | StageOps | StageResult | LogitsPart
 
 
 class Link(Protocol):

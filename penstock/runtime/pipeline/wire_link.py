@@ -21,7 +21,7 @@ from torch import Tensor
 from penstock.core.protocol import CacheOp
 from penstock.layers.part import LayerStates
 from penstock.runtime.pipeline.links import QueueLink
-from penstock.runtime.pipeline.steps import LogitsPart, Message, StageResult, StageStep
+from penstock.runtime.pipeline.steps import LogitsPart, Message, StageOps, StageResult, StageStep
 from penstock.runtime.ranks import messages
 from penstock.runtime.ranks.wire import fill
 
@@ -75,7 +75,14 @@ class _Part(msgspec.Struct, frozen=True, array_like=True, tag=True):
     kept: tuple[_Kept, ...]
 
 
-_Head = _Step | _Result | _Part
+class _Ops(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A StageOps. `kept`: nothing."""
+
+    ops: tuple[CacheOp, ...]
+    kept: tuple[_Kept, ...] = ()
+
+
+_Head = _Step | _Ops | _Result | _Part
 _encoder = msgspec.msgpack.Encoder()
 _heads: msgspec.msgpack.Decoder[_Head] = msgspec.msgpack.Decoder(_Head)
 
@@ -136,6 +143,8 @@ class WireLink:
 
 def _split(message: Message) -> tuple[_Head, list[Tensor]]:
     """A head, and the tensors that follow it."""
+    if isinstance(message, StageOps):
+        return _Ops(message.ops), []
     if isinstance(message, LogitsPart):
         tensors = [] if message.values is None else [message.values]
         return _Part(message.number, message.call, message.error, _kept(tensors)), tensors
@@ -165,6 +174,8 @@ def _split(message: Message) -> tuple[_Head, list[Tensor]]:
 
 def _joined(head: _Head, tensors: list[Tensor]) -> Message:
     """What `_split` was given."""
+    if isinstance(head, _Ops):
+        return StageOps(head.ops)
     if isinstance(head, _Part):
         return LogitsPart(head.number, head.call, tensors[0] if tensors else None, head.error)
     first = len(tensors) - len(head.taps)
