@@ -94,8 +94,6 @@ def _refusal(options: EngineOptions) -> str:
         )
     if options.quantize in _OVER_ROWS and options.tensor_parallel_size > 1:
         return f"scales of {options.quantize} are over rows that several processes have. Take another format."
-    if options.enable_lora and options.pipeline_parallel_size > 1:
-        return "adapters are brought to processes that share every layer alone. Take --tensor-parallel-size."
     drafts = speculation(options.speculative_config)
     if drafts is not None and drafts.method == "self":
         return "the target's first layers cannot draft alone where several processes share them. Take a draft model."

@@ -300,13 +300,17 @@ class DecoderModel(Layer):
         if self.part is WHOLE:
             yield from super().weights()
             return
+        held = {id(weight) for layer in self.held() for weight in layer.weights()}
+        yield from (weight for weight in super().weights() if id(weight) in held)
+
+    def held(self) -> Iterator[Layer]:
+        """The layers of its part, without those below them."""
         layers: list[object] = list(self.blocks[self.part.first : self.part.end])
         if self.part.first == 0:
             layers += (self.embedding, *self.opening, self.classifier, self.projection)
         if self.part.end is None:
             layers += (*self.closing, self.norm, self.head)
-        held = {id(weight) for layer in layers if isinstance(layer, Layer) for weight in layer.weights()}
-        yield from (weight for weight in super().weights() if id(weight) in held)
+        yield from (layer for layer in layers if isinstance(layer, Layer))
 
     def load_from(self, folder: Path) -> bool:
         """Whether the model reads its weights itself, and has done so now."""

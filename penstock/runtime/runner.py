@@ -347,6 +347,7 @@ class ModelRunner:
         self._begun.clear()
         if self._stages is not None:
             self._stages.abort()
+            self.adapters.unsettle()
         for slot in list(self._leaving):
             self._release(slot)
         self.mover.abort()

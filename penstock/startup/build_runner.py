@@ -221,7 +221,7 @@ def make_runner(
     options, plan = spec.options, spec.plan
     meter = memory_meter(options.torch_device)
     lower = partial(smaller_share, options, plan, meter)
-    adapters = make_adapter_room(spec)
+    adapters = make_adapter_room(spec, spec.whole)
     if workers is not None and options.enable_lora:
         workers.share(adapters)
     with oom_as_plan_error(plan, "the caches were made", lower):

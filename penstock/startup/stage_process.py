@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
+from penstock.runtime.adapters import OtherRooms
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.mover import Mover
@@ -54,18 +55,25 @@ def lead_stages(
 
 
 def serve_stage(
-    executor: Executor, memory: KVMemory, ends: Sequence[socket.socket], mover: Mover, *, last: bool
+    executor: Executor,
+    memory: KVMemory,
+    ends: Sequence[socket.socket],
+    mover: Mover,
+    rooms: OtherRooms | None,
+    *,
+    last: bool,
 ) -> None:
     """A later stage's life, or another rank's of the first: until what is before it has ended.
 
     `ends`: of the sockets from there and to what is behind it, if somebody takes what it gives. `mover` carries its
-    share of blocks.
+    share of blocks; `rooms` has what adapters change of its layers.
     """
     source = WireLink(ends[0], 2)
     target = WireLink(ends[1], 1) if len(ends) > 1 else Unheard()
     try:
         stage = Stage(executor, memory, last=last)
         stage.mover = mover
+        stage.rooms = rooms
         stage.serve(source, target)
     finally:
         source.close()

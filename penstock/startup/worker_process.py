@@ -136,6 +136,7 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
 
     `links`: of a stage, sockets from the one before it and to the one behind it.
     """
+    from penstock.runtime.adapters import FollowingRoom
     from penstock.runtime.mover import Mover
     from penstock.runtime.ranks import messages
     from penstock.runtime.ranks.experts import ExpertShelf
@@ -171,7 +172,8 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
         if links:
             from penstock.startup.stage_process import serve_stage
 
-            serve_stage(executor, memory, links, mover, last=spec.model.part.end is None)
+            rooms = FollowingRoom(adapters) if launch.options.enable_lora else None
+            serve_stage(executor, memory, links, mover, rooms, last=spec.model.part.end is None)
         else:
             Follower(executor, memory, builder, adapters, experts, mover).serve(wire)
     finally:

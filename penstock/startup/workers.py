@@ -151,6 +151,7 @@ class Workers:
         self.layout = ""
         self._moved: Callable[[int, bool], None] = lambda transfer, failed: None
         self._first: tuple[Stage, StagedSteps] | None = None
+        self._adapters: AdapterRoom | None = None
         self._sockets = StageSockets(options.pipeline_parallel_size, self._columns)
         self._workers: list[Worker] = []
         self._error: PenstockError | None = None
@@ -222,8 +223,10 @@ class Workers:
         return LeadExecutor(executor, self, self.count, between)
 
     def share(self, adapters: AdapterRoom) -> None:
-        """The other ranks read and place what this one does."""
-        adapters.others = LeadAdapters(self)
+        """The other ranks read and place what this one does; where layers are dealt, in the turn of their steps."""
+        self._adapters = adapters
+        if not self._sockets.columns:
+            adapters.others = LeadAdapters(self)
 
     def behind(self, first: Stage) -> StagedSteps:
         """This rank's stage with those of the others, which have made theirs."""
@@ -232,6 +235,10 @@ class Workers:
         described = (first.describe, *(ready.describe for ready in self._ready()))[:: self._columns]
         steps = lead_stages(first, self._sockets, described, self.failed)
         self._first = first, steps
+        if self._adapters is not None:
+            from penstock.runtime.adapters import LateFills
+
+            self._adapters.others, first.rooms = steps, LateFills(self._adapters)
         return steps
 
     def _ready(self) -> list[messages.Ready]:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from penstock.config.adapters import AdapterUse
 from penstock.core.protocol import CacheOp
 from penstock.layers.batch import Batch
-from penstock.runtime.pipeline.steps import Link, LogitsPart, StageOps, StageResult, StageStep
+from penstock.runtime.pipeline.steps import Link, LogitsPart, Placed, StageOps, StageResult, StageStep
 from penstock.runtime.replay import Rows
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class StagedSteps:
         self.step_times = (0.0, 0.0)
         self._close, self._dead = close, dead
         self._ops: list[CacheOp] = []
+        self._places: list[Placed] = []
         self._launched = 0  # steps, in all
         self._waited_for: deque[StageStep] = deque()
         self._oldest: tuple[StageStep, StageResult] | None = None
@@ -83,9 +85,21 @@ class StagedSteps:
 
     def pass_on(self) -> None:
         """Has every stage carry out what it is to ahead of the next step, whenever that comes."""
-        if self._ops:
-            ops, self._ops = tuple(self._ops), []
-            self._first.send(StageOps(ops))
+        if self._ops or self._places:
+            self._first.send(StageOps(*self._taken()))
+
+    def _taken(self) -> tuple[tuple[CacheOp, ...], tuple[Placed, ...]]:
+        ops, self._ops = tuple(self._ops), []
+        places, self._places = tuple(self._places), []
+        return ops, places
+
+    def read(self, uses: tuple[AdapterUse, ...]) -> None:
+        """As `runtime.adapters.OtherRooms`, of every stage."""
+        self._first.send(StageOps(reads=uses))
+
+    def place(self, slot: int, use: AdapterUse) -> None:
+        """As `runtime.adapters.OtherRooms`: with the next step, which those behind it go on from."""
+        self._places.append((slot, use))
 
     def close(self) -> None:
         """Ends the stages."""
@@ -96,8 +110,8 @@ class StagedSteps:
         """Begins a step; `logits` are the calls that follow once it is over, `hidden` whether states are asked for."""
         if not self._waited_for:
             self._busy_since = perf_counter()
-        ops, self._ops = tuple(self._ops), []
-        step = StageStep(self._launched, ops, batch, tuple(logits), hidden)
+        ops, places = self._taken()
+        step = StageStep(self._launched, ops, batch, tuple(logits), hidden, places=places)
         self._launched += 1
         self._waited_for.append(step)
         self._first.send(step)

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.config.adapters import AdapterUse
 from penstock.core.protocol import CacheOp
 from penstock.layers.part import LayerStates
 from penstock.runtime.pipeline.links import QueueLink
-from penstock.runtime.pipeline.steps import LogitsPart, Message, StageOps, StageResult, StageStep
+from penstock.runtime.pipeline.steps import LogitsPart, Message, Placed, StageOps, StageResult, StageStep
 from penstock.runtime.ranks import messages
 from penstock.runtime.ranks.wire import fill
 
@@ -51,6 +52,7 @@ class _Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
     taps: tuple[str, ...]
     seconds: tuple[float, ...]
     error: str | None
+    places: tuple[Placed, ...]
     kept: tuple[_Kept, ...]
 
 
@@ -79,6 +81,8 @@ class _Ops(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A StageOps. `kept`: nothing."""
 
     ops: tuple[CacheOp, ...]
+    places: tuple[Placed, ...]
+    reads: tuple[AdapterUse, ...]
     kept: tuple[_Kept, ...] = ()
 
 
@@ -144,7 +148,7 @@ class WireLink:
 def _split(message: Message) -> tuple[_Head, list[Tensor]]:
     """A head, and the tensors that follow it."""
     if isinstance(message, StageOps):
-        return _Ops(message.ops), []
+        return _Ops(message.ops, message.places, message.reads), []
     if isinstance(message, LogitsPart):
         tensors = [] if message.values is None else [message.values]
         return _Part(message.number, message.call, message.error, _kept(tensors)), tensors
@@ -167,6 +171,7 @@ def _split(message: Message) -> tuple[_Head, list[Tensor]]:
         taps=taps,
         seconds=message.seconds,
         error=message.error,
+        places=message.places,
         kept=_kept(tensors),
     )
     return head, tensors
@@ -175,7 +180,7 @@ def _split(message: Message) -> tuple[_Head, list[Tensor]]:
 def _joined(head: _Head, tensors: list[Tensor]) -> Message:
     """What `_split` was given."""
     if isinstance(head, _Ops):
-        return StageOps(head.ops)
+        return StageOps(head.ops, head.places, head.reads)
     if isinstance(head, _Part):
         return LogitsPart(head.number, head.call, tensors[0] if tensors else None, head.error)
     first = len(tensors) - len(head.taps)
@@ -199,6 +204,7 @@ def _joined(head: _Head, tensors: list[Tensor]) -> Message:
         taps=taps,
         seconds=head.seconds,
         error=head.error,
+        places=head.places,
     )
 
 
