@@ -49,10 +49,11 @@ def test_adapters_of_several_ranks(degree: tuple[int, int], shared_data: Path) -
     assert len({str(said) for said in found[1]}) == 4
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "self"])
 def test_drafts_for_several_ranks(method: str, shared_data: Path) -> None:
     model = shared_data / "models" / f"penstock-concierge-{method.removesuffix('_model')}"
-    asked = json.dumps({"method": method, "model": str(model), "num_speculative_tokens": 4})
+    named = {"layers": 5} if method == "self" else {"model": str(model)}
+    asked = json.dumps({"method": method, **named, "num_speculative_tokens": 4})
     found, drafts = [], dict[str, int]()
     for ranks in (1, 2):
         drafted = {"speculative_config": asked} if ranks > 1 else {}

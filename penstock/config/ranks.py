@@ -95,8 +95,8 @@ def _refusal(options: EngineOptions) -> str:
     if options.quantize in _OVER_ROWS and options.tensor_parallel_size > 1:
         return f"scales of {options.quantize} are over rows that several processes have. Take another format."
     drafts = speculation(options.speculative_config)
-    if drafts is not None and drafts.method == "self":
-        return "the target's first layers cannot draft alone where several processes share them. Take a draft model."
+    if drafts is not None and drafts.method == "self" and options.pipeline_parallel_size > 1:
+        return "the target's first layers cannot draft while the first stage computes with them. Take a draft model."
     if drafts is not None and drafts.method in HEADS and options.pipeline_parallel_size > 1:
         return f"a head ({drafts.method}) reads tables that lie with the last stage. Take a draft model."
     return ""

@@ -245,7 +245,8 @@ def make_runner(
     if spec.draft is not None and drafting is not None:
         with oom_as_plan_error(plan, "the draft model was loaded", lower):
             if spec.draft.own:
-                drafting.use(load_self(spec.draft, model, spec.kernels, options, plan, memory.caches))
+                lead = {} if workers is None else {"lead": workers.draft}
+                drafting.use(load_self(spec.draft, model, spec.kernels, options, plan, memory.caches, **lead))
             elif spec.draft.needs.own:
                 drafting.use(load_text_drafter(spec.draft, model, spec.kernels, options, plan))
             elif spec.draft.files is None:

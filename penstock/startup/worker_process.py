@@ -143,6 +143,7 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
     from penstock.runtime.ranks.follower import Follower
     from penstock.startup.adapters import make_adapter_room
     from penstock.startup.build_runner import rank_parts
+    from penstock.startup.draft_self import rank_drafts
     from penstock.startup.shares import keeps_below, kv_sizes, share_mover
     from penstock.weights.weight_plan import planned_bytes
 
@@ -175,7 +176,8 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
             rooms = FollowingRoom(adapters) if launch.options.enable_lora else None
             serve_stage(executor, memory, links, mover, rooms, last=spec.model.part.end is None)
         else:
-            Follower(executor, memory, builder, adapters, experts, mover).serve(wire)
+            drafts = rank_drafts(spec.model, launch.options, memory.caches)
+            Follower(executor, memory, builder, adapters, experts, mover, drafts).serve(wire)
     finally:
         mover.close()
 

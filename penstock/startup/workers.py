@@ -36,7 +36,7 @@ from penstock.runtime.ranks import joining, messages
 from penstock.runtime.ranks.balance import ExpertBalancer
 from penstock.runtime.ranks.gathered import GatheredMover
 from penstock.runtime.ranks.group import Group
-from penstock.runtime.ranks.lead import LeadAdapters, LeadExecutor, told
+from penstock.runtime.ranks.lead import LeadAdapters, LeadDrafts, LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
 from penstock.startup.door import Door, relay
 from penstock.startup.memory_plan import format_bytes
@@ -227,6 +227,10 @@ class Workers:
         self._adapters = adapters
         if not self._sockets.columns:
             adapters.others = LeadAdapters(self)
+
+    def draft(self, executor: Executor) -> Executor:
+        """This rank's executor of the layers that draft, with those of the others."""
+        return LeadDrafts(executor, self, self.count)
 
     def behind(self, first: Stage) -> StagedSteps:
         """This rank's stage with those of the others, which have made theirs."""

@@ -26,8 +26,10 @@ class Follower:
         adapters: AdapterRoom | None = None,
         experts: ExpertShelf | None = None,
         mover: Mover | None = None,
+        drafts: Executor | None = None,
     ) -> None:
-        """`mover` carries this rank's share of blocks to and from a lower tier."""
+        """`mover` carries this rank's share of blocks to and from a lower tier; `drafts` runs the layers that draft."""
+        self._drafts = drafts
         self._adapters = adapters or AdapterRoom()
         self._experts = experts
         self._executor, self._memory = executor, memory
@@ -56,6 +58,10 @@ class Follower:
                 self._executor.forward(messages.batch_of(command))
             case messages.Logits(rows=rows):
                 self._executor.logits(None if rows is None else messages.tensor(rows).numpy())
+            case messages.DraftForward(step=step) if self._drafts is not None:
+                self._drafts.forward(messages.batch_of(step))
+            case messages.DraftLogits(rows=rows) if self._drafts is not None:
+                self._drafts.logits(None if rows is None else messages.tensor(rows).numpy())
             case messages.Apply(op=op):
                 (self._mover.start if op.kind in MOVES else self._memory.apply)(op)
             case messages.Read(uses=uses):

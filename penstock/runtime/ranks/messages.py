@@ -69,6 +69,18 @@ class Logits(msgspec.Struct, frozen=True, array_like=True, tag=True):
     rows: Array | None
 
 
+class DraftForward(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Run a step of the layers that draft, of a model that drafts with its own first ones."""
+
+    step: Forward
+
+
+class DraftLogits(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """As Logits, of the last such step."""
+
+    rows: Array | None
+
+
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Enter blocks into the table of a group: at places in the flat table, of which these slots use so many now."""
 
@@ -180,7 +192,20 @@ class Make(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Command = (
-    Launch | Make | KeepShare | Forward | Logits | Blocks | Decode | Apply | Read | Place | PassExperts | PutExperts
+    Launch
+    | Make
+    | KeepShare
+    | Forward
+    | Logits
+    | DraftForward
+    | DraftLogits
+    | Blocks
+    | Decode
+    | Apply
+    | Read
+    | Place
+    | PassExperts
+    | PutExperts
 )
 
 
