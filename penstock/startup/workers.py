@@ -33,6 +33,7 @@ from penstock.config.ranks import local_ranks, rank_count, rank_threads
 from penstock.kernels.cpu.rank_group import WATCHER, RankGroup, make_memory
 from penstock.parallel.ranks import Ranks
 from penstock.runtime.ranks import joining, messages
+from penstock.runtime.ranks.alarm import Alarm
 from penstock.runtime.ranks.balance import ExpertBalancer
 from penstock.runtime.ranks.gathered import GatheredMover
 from penstock.runtime.ranks.group import Group
@@ -131,7 +132,7 @@ class Workers:
 
     Attributes:
         group: what the ranks wait on while they compute.
-        kv_sizes, layout: as of `runtime.ranks.gathered.OtherShares`, which this implements too.
+        alarm, kv_sizes, layout: as of `runtime.ranks.gathered.OtherShares`, which this implements too.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -147,6 +148,7 @@ class Workers:
         self.group: Group = RankGroup(self._memories[0], 0)
         self._groups = [self.group, *(RankGroup(memory, WATCHER) for memory in self._memories[1:])]
         self._threads = options.threads
+        self.alarm = Alarm()
         self.kv_sizes: list[tuple[int, ...]] = []
         self.layout = ""
         self._moved: Callable[[int, bool], None] = lambda transfer, failed: None
@@ -303,6 +305,7 @@ class Workers:
         self._stop()
         if threading.current_thread() is not self._watcher:  # which may be collecting garbage
             self._watcher.join()
+        self.alarm.close()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -449,6 +452,7 @@ class Workers:
                 self._error = error
                 if self._serving and not self._closing:
                     log.error("%s", error)
+                    self.alarm.ring(self._dead())
             self._changed.notify_all()
         self._stop()
 

@@ -14,16 +14,19 @@ from penstock.runtime.mover import NOTHING, Ended, Mover
 
 if TYPE_CHECKING:
     from penstock.runtime.ranks import messages
+    from penstock.runtime.ranks.alarm import Alarm
 
 
 class OtherShares(Protocol):
     """The other ranks' memory, as the one that leads sees it.
 
     Attributes:
+        alarm: rung where one of them has ended.
         kv_sizes: bytes that each of them keeps of a block, by cache group, a recurrent state behind them.
         layout: which part of the model each rank has, in words.
     """
 
+    alarm: Alarm
     kv_sizes: list[tuple[int, ...]]
     layout: str
 
