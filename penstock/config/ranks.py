@@ -94,16 +94,9 @@ def _refusal(options: EngineOptions) -> str:
         )
     if options.quantize in _OVER_ROWS and options.tensor_parallel_size > 1:
         return f"scales of {options.quantize} are over rows that several processes have. Take another format."
-    if options.enable_lora and options.pipeline_parallel_size > 1:
-        return "adapters are brought to processes that share every layer alone. Take --tensor-parallel-size."
-    if options.kv_ram or options.kv_disk or options.kv_store:
-        return (
-            "copies of blocks would need what all processes keep of a token, and nothing gathers that. Leave "
-            "--kv-ram, --kv-disk and --kv-store out."
-        )
     drafts = speculation(options.speculative_config)
-    if drafts is not None and drafts.method == "self":
-        return "the target's first layers cannot draft alone where several processes share them. Take a draft model."
+    if drafts is not None and drafts.method == "self" and options.pipeline_parallel_size > 1:
+        return "the target's first layers cannot draft while the first stage computes with them. Take a draft model."
     if drafts is not None and drafts.method in HEADS and options.pipeline_parallel_size > 1:
         return f"a head ({drafts.method}) reads tables that lie with the last stage. Take a draft model."
     return ""

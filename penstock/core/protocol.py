@@ -36,7 +36,8 @@ class CacheOpKind(str, Enum):
     COPY = "copy"  # first num_tokens slots of block source → block target, in every layer of the group
     LOAD = "load"  # from a lower tier into block target
     SAVE = "save"  # block source into a lower tier
-    CANCEL = "cancel"  # `transfer` is not wanted any more: it may end without being done
+    CANCEL = "cancel"  # `transfer` is not wanted any more: it may end without being done; 0: none is, nor told of
+    FORGET = "forget"  # what lies at `place` of a lower tier is not wanted any more
     CHECKPOINT = (
         "checkpoint"  # recurrent state in state slot source, which is the request slot's number, into state slot target
     )
@@ -52,6 +53,7 @@ class CacheOp:
         num_tokens: leading slots it concerns.
         transfer: number under which a load or save is reported finished; 0 where it is over within the step.
         place: where a load reads, and a save writes, in the lower tier.
+        digest: names what lies there by content, where other processes are told; b"" else.
     """
 
     kind: CacheOpKind
@@ -61,6 +63,7 @@ class CacheOp:
     num_tokens: int
     transfer: int = 0
     place: int = 0
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

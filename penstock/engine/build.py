@@ -88,6 +88,7 @@ def _built(
     scheduler = Scheduler(limits, started.groups, gates=gates)
     vocabulary = started.told.vocab_size
     engine = Engine(scheduler, started.runner, structured, claim.release, drafting, vocabulary, started.adapters)
+    engine.alarm = None if started.others is None else started.others.alarm
     settle_events(started, scheduler.cache, claim)
     engine.idle_work[1:1] = settle_tier(started, scheduler.cache, engine)
     if options.shared_prompts:

@@ -16,6 +16,7 @@ from penstock.engine.so_far import SoFar
 
 if TYPE_CHECKING:
     from penstock.engine.loop import Engine
+    from penstock.runtime.ranks.alarm import Alarm
 
 MAX_FAILED_STEPS = 3
 PACE_S = 0.25  # between two words on how fast steps are
@@ -51,6 +52,11 @@ class EngineDriver:
     @property
     def has_work(self) -> bool:
         return bool(self._admitted) or self._engine.has_work or self._unprepared
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """As of the engine."""
+        return self._engine.alarm
 
     def submit(self, request: EngineRequest, so_far: SoFar | None = None) -> None:
         """Adds a request, or tells the sink why not; one with a grammar is added when that is compiled."""

@@ -19,6 +19,7 @@ from penstock.core.request import EngineOutput, EngineRequest
 from penstock.core.scheduler import Scheduler
 from penstock.engine.so_far import SoFar, go_on
 from penstock.runtime.adapters import AdapterRoom
+from penstock.runtime.ranks.alarm import Alarm
 from penstock.structured.manager import StructuredOutputManager
 
 _WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile
@@ -33,6 +34,7 @@ class Engine:
         step_cost: what steps cost in the runner.
         dead: why no step can be computed any more, once the runner said so; whoever steps the engine ends it.
         idle_work: what is done while nothing is asked for: a bounded piece at a time, and whether there was any.
+        alarm: rung where it cannot go on, though nothing is asked for; None where nobody could ring it.
         works_on: told of the requests in the batch and those that wait for grammars or adapters, before others join.
     """
 
@@ -66,6 +68,7 @@ class Engine:
         self._working_since: float | None = None  # or since the last commit
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.dead: EngineDeadError | None = None
+        self.alarm: Alarm | None = None
         self.works_on: Callable[[Iterable[str]], None] = lambda request_ids: None
 
     @property

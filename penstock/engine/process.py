@@ -118,12 +118,17 @@ def serve(
     poller = zmq.Poller()
     poller.register(commands, zmq.POLLIN)
     poller.register(wake.fileno(), zmq.POLLIN)
+    alarm = driver.alarm
+    if alarm is not None:
+        poller.register(alarm.fileno(), zmq.POLLIN)
     while True:
         if not driver.has_work:
             cores.rest()
         ready = dict(poller.poll(0 if driver.has_work else None))
         if wake.fileno() in ready:
             return wake.recv(1)[0]
+        if alarm is not None and alarm.error is not None:
+            raise alarm.error
         for _ in range(_COMMANDS_A_STEP):
             try:
                 frame = commands.recv(zmq.NOBLOCK)

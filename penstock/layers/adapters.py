@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -28,8 +28,15 @@ def add_adapters(model: Layer, kernels: KernelSet, slots: int, max_rank: int) ->
     Returns:
         What fills them, by the checkpoint name of the projection (without `.weight`).
     """
+    return add_to_layers(model.walk(), kernels, slots, max_rank)
+
+
+def add_to_layers(
+    layers: Iterable[Layer], kernels: KernelSet, slots: int, max_rank: int
+) -> Mapping[str, AdapterTarget]:
+    """As `add_adapters`, of these layers alone, not of what is below them."""
     found: dict[str, AdapterTarget] = {}
-    for layer in model.walk():
+    for layer in layers:
         if isinstance(layer, Adaptable):
             for name, target in layer.make_adapters(kernels, slots, max_rank):
                 found[name] = _Together((found[name], target)) if name in found else target

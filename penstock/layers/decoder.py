@@ -304,6 +304,14 @@ class DecoderModel(Layer):
         if part is WHOLE:
             yield from super().weights()
             return
+        held = {id(weight) for layer in self._layers_of(part) for weight in layer.weights()}
+        yield from (weight for weight in super().weights() if id(weight) in held)
+
+    def held(self) -> Iterator[Layer]:
+        """The layers of its part, without those below them."""
+        return self._layers_of(self.part)
+
+    def _layers_of(self, part: ModelPart) -> Iterator[Layer]:
         layers: list[object] = list(self.blocks[part.first : part.end])
         if part.first == 0:
             layers += (self.embedding, *self.opening, self.classifier, self.projection)
@@ -311,8 +319,7 @@ class DecoderModel(Layer):
             layers += (*self.closing, self.norm)
         if part.with_head:
             layers.append(self.head)
-        held = {id(weight) for layer in layers if isinstance(layer, Layer) for weight in layer.weights()}
-        yield from (weight for weight in super().weights() if id(weight) in held)
+        yield from (layer for layer in layers if isinstance(layer, Layer))
 
     def load_from(self, folder: Path) -> bool:
         """Whether the model reads its weights itself, and has done so now."""

@@ -38,18 +38,22 @@ class AdapterLoader:
         weight_of: Callable[[str], Iterable[Tensor]],
         config: Mapping[str, Any] | None = None,
         most: tuple[int, int] = (256, 2**40),
+        elsewhere: tuple[frozenset[str], bool] = (frozenset(), False),
     ) -> None:
         """`targets`, by the checkpoint's names of projections; `weight_of` a name gives the matrix [M, K] in float32,
         some rows at a time.
 
         `renames`: patterns of other names, and the model's own, as the weights are renamed; `config`: the model's.
         `most`: rank and bytes of an adapter, more of which is not even decoded.
+        `elsewhere`: names of projections that other processes have; and whether what an adapter says of those is looked
+        at here all the same, so that a damaged one is refused before anybody computes with it.
         """
         self._targets = targets
         self._renames = [(re.compile(theirs), ours) for theirs, ours in renames]
         self._weight_of = weight_of
         self._config = config
         self._most_rank, self._most_bytes = most
+        self._elsewhere, self._looks = elsewhere
 
     def load(self, use: AdapterUse) -> Loaded:
         """Reads an adapter.
@@ -61,7 +65,8 @@ class AdapterLoader:
         adapter = open_adapter(use.path, self._config)
         self._check_size(use, adapter)
         for name, table in adapter.tables.items():
-            self._check_table(use, self._named(name), table)
+            if self._looks_at(own := self._named(name)):
+                self._check_table(use, own, table)
         made: list[tuple[AdapterSlots, LowRank]] = []
         experts: dict[str, dict[int, tuple[str, LowRankTensors]]] = {}
         for name, change in adapter.changes.items():
@@ -75,14 +80,22 @@ class AdapterLoader:
                     f"the adapter {use.path} changes {quoted(name)}, which this model does not have, or which adapters "
                     f"cannot change here. It was made for {quoted(adapter.base or 'a model that it does not name')}."
                 )
-            made += self._entries(use, own, target, change)
+            if self._looks_at(own):
+                made += self._kept(own, self._entries(use, own, target, change))
         for stack, changes in experts.items():
-            made += self._stacked(use, stack, changes)
+            if self._looks_at(stack):
+                made += self._kept(stack, self._stacked(use, stack, changes))
             self._check_bytes(use, sum(entry.nbytes for _, entry in made))  # others' zeros are many
         self._check_bytes(use, sum(entry.nbytes for _, entry in made))
         if adapter_digest(use.path) != use.digest:
             raise CheckpointError(f"the adapter {use.path} is not what it was when it got its name; load it again.")
         return tuple(made)
+
+    def _looks_at(self, name: str) -> bool:
+        return self._looks or name not in self._elsewhere
+
+    def _kept(self, name: str, made: Loaded) -> Loaded:
+        return () if name in self._elsewhere else made
 
     def _check_size(self, use: AdapterUse, adapter: Adapter) -> None:
         """Raises CheckpointError for what is far too large, before any of it lies in memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -37,6 +38,7 @@ class AdapterRoom:
 
     Attributes:
         others: what follows this one; None where there is nobody.
+        fill: has a slot, which held the first, hold the second from the next step on.
     """
 
     def __init__(self, load: Callable[[AdapterUse], Loaded] | None = None, slots: int = 0, most_bytes: int = 0) -> None:
@@ -53,6 +55,7 @@ class AdapterRoom:
         self._pinned: dict[str, None] = {}  # used least recently first
         self._thread: ThreadPoolExecutor | None = None
         self.others: OtherRooms | None = None
+        self.fill: Callable[[int, Loaded, Loaded], None] = fill
         self._left = False  # somebody has gone who waited: what nobody else waits for need not be read
 
     # -- requests, before they are queued
@@ -177,12 +180,7 @@ class AdapterRoom:
                 raise self._failed.get(use.digest) or CheckpointError(f"the adapter {name} is not in memory any more.")
             before = () if held is None else held[1]
             self._placed[slot] = "", (*before, *loaded)  # neither, should this fail in the middle
-            filled = {id(slots) for slots, _ in loaded}
-            for slots, _ in before:
-                if id(slots) not in filled:
-                    slots.clear(slot)
-            for slots, entry in loaded:
-                slots.put(slot, entry)
+            self.fill(slot, before, loaded)
             self._placed[slot] = use.digest, loaded
             if self.others is not None:
                 self.others.place(slot, use)
@@ -198,7 +196,14 @@ class AdapterRoom:
                 self.read((use,))
             self.wait(_READ_S)
             self.ready()
-        self.place(((slot, use),))
+        try:
+            self.place(((slot, use),))
+        finally:
+            self._failed.pop(use.digest, None)  # the next time it is read again
+
+    def unsettle(self) -> None:
+        """What slots hold is to be placed again: not all who follow may have done it."""
+        self._placed = {slot: ("", loaded) for slot, (_, loaded) in self._placed.items()}
 
     def close(self) -> None:
         """Ends the thread."""
@@ -236,6 +241,46 @@ class AdapterRoom:
                 break
             left += _bytes(self._loaded.pop(digest))
         self._pinned = {digest: None for digest in self._pinned if digest in self._loaded or digest in self._loading}
+
+
+class FollowingRoom:
+    """A room that places what it is told to, in its turn; implements OtherRooms."""
+
+    def __init__(self, room: AdapterRoom) -> None:
+        self._room = room
+
+    def read(self, uses: tuple[AdapterUse, ...]) -> None:
+        """As OtherRooms."""
+        self._room.read(uses)
+
+    def place(self, slot: int, use: AdapterUse) -> None:
+        """As OtherRooms. Raises CheckpointError if it cannot be read."""
+        self._room.place_read(slot, use)
+
+
+class LateFills:
+    """What a room has placed, and who computes with it fills slots with in its turn; implements OtherRooms."""
+
+    def __init__(self, room: AdapterRoom) -> None:
+        self._waiting: deque[tuple[int, Loaded, Loaded]] = deque()
+        room.fill = lambda slot, before, loaded: self._waiting.append((slot, before, loaded))
+
+    def read(self, uses: tuple[AdapterUse, ...]) -> None:
+        """As OtherRooms: the room has read them."""
+
+    def place(self, slot: int, use: AdapterUse) -> None:
+        """As OtherRooms."""
+        fill(*self._waiting.popleft())
+
+
+def fill(slot: int, before: Loaded, loaded: Loaded) -> None:
+    """Has a slot hold what was loaded instead of what it held before."""
+    filled = {id(slots) for slots, _ in loaded}
+    for slots, _ in before:
+        if id(slots) not in filled:
+            slots.clear(slot)
+    for slots, entry in loaded:
+        slots.put(slot, entry)
 
 
 def _bytes(loaded: Loaded) -> int:

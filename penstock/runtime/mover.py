@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from penstock.core.protocol import CacheOp
+from penstock.core.protocol import CacheOp, CacheOpKind
+
+MOVES: Final = (CacheOpKind.LOAD, CacheOpKind.SAVE, CacheOpKind.CANCEL, CacheOpKind.FORGET)
+"""The cache operations that are a mover's."""
 
 
 class Ended(NamedTuple):

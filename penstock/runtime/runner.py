@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from penstock.config.errors import PenstockError
 from penstock.core.protocol import (
-    CacheOpKind,
     NewSequence,
     ScheduledTokens,
     SlotResult,
@@ -28,7 +27,7 @@ from penstock.runtime.drafters.drafting import Drafting
 from penstock.runtime.drafters.hidden_states import Tapped, best_behind, read
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.late_pooling import LatePooler
-from penstock.runtime.mover import Mover
+from penstock.runtime.mover import MOVES, Mover
 from penstock.runtime.ranks.group import Group, NullGroup
 from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
 from penstock.runtime.wanted import Scored, Wanted, last_of, wanted_of
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.runtime.pooling import Pooled, Pooler
     from penstock.runtime.replay import ReplayExecutor
 
-_MOVES = (CacheOpKind.LOAD, CacheOpKind.SAVE, CacheOpKind.CANCEL)
 _MOVES_S = 0.005  # for a transfer, with nothing else to do
 
 
@@ -244,11 +242,13 @@ class ModelRunner:
         refused = self._apply_rows(plan)
         apply = self.memory.apply if self._stages is None else self._stages.apply
         for op in plan.cache_ops:
-            (self.mover.start if op.kind in _MOVES else apply)(op)
+            (self.mover.start if op.kind in MOVES else apply)(op)
         self._count_forced(plan)
         encoded = self._encode(plan)
         failed = {**(encoded.failed if encoded else {}), **refused}
         if not plan.scheduled:
+            if self._stages is not None:
+                self._stages.pass_on()
             return _BegunStep(plan, masks, failed)
         wanted = wanted_of(plan.scheduled, self._new, self._pooler.wanted, widens=self._drafting.taps.widens)
         logits, built = self._replay(plan, wanted), started
@@ -354,6 +354,7 @@ class ModelRunner:
         self._begun.clear()
         if self._stages is not None:
             self._stages.abort()
+            self.adapters.unsettle()
         for slot in list(self._leaving):
             self._release(slot)
         self.mover.abort()

@@ -233,7 +233,7 @@ def make_runner(
     options, plan = spec.options, spec.plan
     meter = memory_meter(options.torch_device)
     lower = partial(smaller_share, options, plan, meter)
-    adapters = make_adapter_room(spec)
+    adapters = make_adapter_room(spec, spec.whole)
     if workers is not None and options.enable_lora:
         workers.share(adapters)
     with oom_as_plan_error(plan, "the caches were made", lower):
@@ -257,7 +257,8 @@ def make_runner(
     if spec.draft is not None and drafting is not None:
         with oom_as_plan_error(plan, "the draft model was loaded", lower):
             if spec.draft.own:
-                drafting.use(load_self(spec.draft, model, spec.kernels, options, plan, memory.caches))
+                lead = {} if workers is None else {"lead": workers.draft}
+                drafting.use(load_self(spec.draft, model, spec.kernels, options, plan, memory.caches, **lead))
             elif spec.draft.needs.own:
                 drafting.use(load_text_drafter(spec.draft, model, spec.kernels, options, plan))
             elif spec.draft.files is None:

@@ -12,6 +12,7 @@ from math import prod
 from penstock.config.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
+from penstock.config.ranks import rank_count
 from penstock.config.resolve import DTYPE_BYTES, ModelFacts
 from penstock.config.speculation import speculation
 from penstock.startup.adapter_room import adapter_bytes
@@ -102,8 +103,7 @@ def plan_caches(
     available = limits.available_bytes
     where = limits.where
     if (options.kv_ram or options.kv_disk or options.kv_store) and options.torch_device == "cpu":
-        states = state_bytes(caches.specs)
-        below = below_room(options, [*blocks, *([states] if states else [])], limits.available_bytes).memory_bytes
+        below = _below_bytes(options, [*blocks, *filter(None, [state_bytes(caches.specs)])], available)
         told = f"{where}, beside {format_bytes(below)} for copies of blocks (--kv-ram) and names of those below"
         limits = replace(limits, available_bytes=max(0, available - below), where=told)
     plan = plan_memory(
@@ -115,6 +115,14 @@ def plan_caches(
         weights_bytes=weights,
     )
     return replace(plan, below_bytes=below, available_bytes=available, where=where)
+
+
+def _below_bytes(options: EngineOptions, sizes: Sequence[int], available: int) -> int:
+    """An even part of what all processes take for copies, where each plans with its part of the memory."""
+    columns = options.tensor_parallel_size
+    behind = [(0,) * len(sizes)] * (rank_count(options) - columns)  # stages, whose blocks are part of these
+    shares = [sizes] * (columns - 1) + behind
+    return below_room(options, sizes, available * columns, shares=shares).memory_bytes // columns
 
 
 def _layer_bytes(caches: Caches, spec: CacheSpec, kind: str, size: int) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from penstock.config.cache_spec import group_layers
 from penstock.config.errors import ConfigError, quoted
 from penstock.config.options import EngineOptions
-from penstock.config.speculation import Speculation
+from penstock.config.speculation import Speculation, speculation
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import LayerCache
 from penstock.layers.decoder import DecoderHooks, DecoderModel, Heads, ModelTraits
@@ -17,7 +17,7 @@ from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafters.draft_blocks import DraftBlocks
 from penstock.runtime.drafters.first_layers import FirstLayersDrafter
-from penstock.runtime.executor import make_executor
+from penstock.runtime.executor import Executor, make_executor
 from penstock.runtime.sampler import Sampler
 from penstock.startup.cache_plan import every_position
 from penstock.startup.draft_room import DraftNeeds
@@ -63,18 +63,36 @@ def load_self(
     options: EngineOptions,
     plan: MemoryPlan,
     caches: Sequence[LayerCache],
+    lead: Callable[[Executor], Executor] = lambda executor: executor,
 ) -> FirstLayersDrafter:
-    """Joins them with their memory, for as many sequences a step as the plan has."""
+    """Joins them with their memory, for as many sequences a step as the plan has.
+
+    `lead` joins what runs them here with what other ranks run.
+    """
     group, size = every_position(group_layers(target.cache_specs)), options.block_size
     assert group is not None and options.max_num_seqs
     rows = options.max_num_seqs
-    own = [LayerCache(0, cache.kv) for cache in caches[: len(draft.model.cache_specs)]]
     longest = -(-plan.max_model_len // size) + 1
     builder = BatchBuilder(
         1, rows, longest, size, torch.device(options.torch_device), BatchTraits(axes=draft.model.position_axes)
     )
     traits = draft_traits(draft, target, options, plan)
-    executor = make_executor(draft.model, own, max(rows, 1), rows, options.arithmetic == "fast")
+    executor = lead(_executor(draft.model, options, caches))
     sampler = Sampler(target.vocab_size, rows, kernels.sampling(), watermark_key=options.watermark_key)
     blocks = DraftBlocks(builder, group, (), plan.kv_blocks[group], 0)
     return FirstLayersDrafter(executor, blocks, sampler, traits)
+
+
+def _executor(layers: Model, options: EngineOptions, caches: Sequence[LayerCache]) -> Executor:
+    """What runs the layers, whose caches are the first of these."""
+    own = [LayerCache(0, cache.kv) for cache in caches[: len(layers.cache_specs)]]
+    rows = options.max_num_seqs or 1
+    return make_executor(layers, own, rows, rows, options.arithmetic == "fast")
+
+
+def rank_drafts(target: Model, options: EngineOptions, caches: Sequence[LayerCache]) -> Executor | None:
+    """What runs the first layers in a rank that does not lead; None where nothing drafts with them."""
+    asked = speculation(options.speculative_config)
+    if asked is None or asked.method != "self":
+        return None
+    return _executor(self_of(target, options, asked).model, options, caches)

@@ -91,6 +91,7 @@ class EngineSpec(Declaration):
         draft: the model that drafts for it, if any.
         fullest: the share of the rank that keeps most of a token; None where that is `model`.
         stages: parts of the model, the first of which is this one; one alone where layers are not dealt.
+        whole: the plans of all stages' weights, where layers are dealt.
     """
 
     plan: MemoryPlan
@@ -99,6 +100,7 @@ class EngineSpec(Declaration):
     draft: DraftSpec | None = None
     stages: tuple[ModelPart, ...] = (WHOLE,)
     fullest: Model | None = None
+    whole: tuple[WeightPlan, ...] = ()
 
     def with_model(self, model: Model, kernels: KernelSet) -> EngineSpec:
         """The same engine with another declaration of its model, on other kernels."""
@@ -229,10 +231,11 @@ def make_engine_spec(
     stages = stages_of(model, plans, concrete, of_stages)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += (*_notes(model, plan, plans, kernels), *rank_notes(concrete, stages, model))
-    plans = hold(model, stages[0], plans)
     return EngineSpec(
-        checkpoint, facts, concrete, model, group_layers(model.cache_specs), kernels, plans, ranks,
+        checkpoint, facts, concrete, model, group_layers(model.cache_specs), kernels,
+        hold(model, stages[0], plans), ranks,
         plan=plan, settings=tuple(settings), limits=limits, draft=draft, stages=stages, fullest=fullest,
+        whole=plans if len(stages) > 1 else (),
     )  # fmt: skip
 
 

@@ -85,4 +85,4 @@ class FirstStart:
             keep_start(spec, kv_types, executor, replace(told, settings=lasting), self._identity)
         hold_to_size(options)
         path = str(spec.checkpoint.path)
-        return Started(options, spec.plan, path, spec.groups, whole, runner, told, runner.adapters)
+        return Started(options, spec.plan, path, spec.groups, whole, runner, told, runner.adapters, workers)

@@ -6,8 +6,10 @@ import socket
 from collections.abc import Callable, Sequence
 
 from penstock.layers.part import ModelPart
+from penstock.runtime.adapters import OtherRooms
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.mover import Mover
 from penstock.runtime.pipeline.lead import HeadHere, StagedSteps
 from penstock.runtime.pipeline.links import QueueLink, Tee, Unheard
 from penstock.runtime.pipeline.stage import Stage
@@ -56,15 +58,26 @@ def lead_stages(
     return StagedSteps(links, stages, told, fast=first.fast, close=close, dead=dead, head=head)
 
 
-def serve_stage(executor: Executor, memory: KVMemory, ends: Sequence[socket.socket], part: ModelPart) -> None:
+def serve_stage(
+    executor: Executor,
+    memory: KVMemory,
+    ends: Sequence[socket.socket],
+    mover: Mover,
+    rooms: OtherRooms | None,
+    part: ModelPart,
+) -> None:
     """A later stage's life, or another rank's of the first: until what is before it has ended.
 
-    `ends`: of the sockets from there and to what is behind it, if somebody takes what it gives.
+    `ends`: of the sockets from there and to what is behind it, if somebody takes what it gives. `mover` carries its
+    share of blocks; `rooms` has what adapters change of its layers.
     """
     source = WireLink(ends[0], 2)
     target = WireLink(ends[1], 1) if len(ends) > 1 else Unheard()
     try:
-        Stage(executor, memory, last=part.end is None, head=part.with_head).serve(source, target)
+        stage = Stage(executor, memory, last=part.end is None, head=part.with_head)
+        stage.mover = mover
+        stage.rooms = rooms
+        stage.serve(source, target)
     finally:
         source.close()
         target.close()

@@ -74,8 +74,11 @@ def _kept(model: Model, part: ModelPart) -> int:
 
 
 def _head_leads(model: Model, options: EngineOptions) -> bool:
-    """Whether the first stage has the head too: logits are many times what hidden states are, to cross a network."""
-    return bool(options.remote_workers) and model.head is not None
+    """Whether the first stage has the head too: logits are many times what hidden states are, to cross a network.
+
+    What adapters change of a head is with the last stage.
+    """
+    return bool(options.remote_workers) and model.head is not None and not options.enable_lora
 
 
 def work_of(model: Model, plans: Sequence[WeightPlan], *, head_leads: bool = False) -> Work:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.config.cache_spec import CacheGroup
 from penstock.config.options import EngineOptions
@@ -12,6 +13,9 @@ from penstock.config.resolve import Decision
 from penstock.core.protocol import Runner
 from penstock.runtime.adapters import AdapterRoom
 from penstock.startup.memory_plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from penstock.runtime.ranks.gathered import OtherShares
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class Started:
         runner: runs its steps.
         told: facts of it.
         adapters: what its requests may have.
+        others: memory of the model's other ranks; None where there are none.
     """
 
     options: EngineOptions
@@ -66,3 +71,4 @@ class Started:
     runner: Runner
     told: Told
     adapters: AdapterRoom = field(default_factory=AdapterRoom)
+    others: OtherShares | None = None

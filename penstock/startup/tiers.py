@@ -14,31 +14,31 @@ from typing import Final, NamedTuple
 from penstock import __version__
 from penstock.config.adapters import path_and_scale
 from penstock.config.arithmetic import ARITHMETIC_VERSION
-from penstock.config.environment import kv_folder, kv_key, store_access
+from penstock.config.environment import kv_folder, kv_key
 from penstock.config.errors import ConfigError
-from penstock.config.kv_store import STORE_SECONDS, store_address
+from penstock.config.kv_store import store_address
 from penstock.config.machine import read_machine
 from penstock.config.options import EngineOptions
+from penstock.config.ranks import rank_count
 from penstock.core.kv.cache import KVCache
-from penstock.core.policies.bounded_tier import BoundedTier, place_numbers, restored
+from penstock.core.policies.bounded_tier import BoundedTier, Entry, place_numbers, restored
 from penstock.core.policies.shared_tier import SharedTier
+from penstock.runtime.mover import Mover
+from penstock.runtime.ranks.gathered import GatheredMover
 from penstock.runtime.runner import ModelRunner
 from penstock.startup.below_room import BelowRoom, below_room
 from penstock.startup.kept_pins import KeptPins
 from penstock.startup.memory_plan import format_bytes
+from penstock.startup.remote_store import remote_store
+from penstock.startup.shares import keeps_below
 from penstock.startup.started import Started
 from penstock.startup.warming import Idle, Warming
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.disk import DiskStore, remove_others
-from penstock.transfer.lmcache_store import LMCacheStore
-from penstock.transfer.mooncake_store import MooncakeStore
-from penstock.transfer.object_store import ObjectStore
 from penstock.transfer.pieces import Pieces, pieces_of
-from penstock.transfer.redis_store import RedisStore
-from penstock.transfer.remote import Remote
 from penstock.transfer.sealing import PLAIN, Sealing, sealing_of
-from penstock.transfer.shared import SharedStore
-from penstock.transfer.store import RamBefore, RamStore, Store, StoreError
+from penstock.transfer.shared import MOST_QUEUED, SharedStore
+from penstock.transfer.store import RamBefore, RamStore, Store
 from penstock.weights.content import content_digest, files_digest
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Callable
         ConfigError: the tier cannot be had.
     """
     options, runner = started.options, started.runner
-    if not (options.kv_ram or options.kv_disk or options.kv_store):
+    if not keeps_below(options):
         return []
     if not options.enable_prefix_caching or started.whole_prompts or not isinstance(runner, ModelRunner):
         raise ConfigError(
@@ -70,36 +70,82 @@ def settle_tier(started: Started, cache: KVCache, engine: Idle) -> list[Callable
         )
     pieces = pieces_of(runner.memory, options.torch_device)
     sealing = sealing_of(kv_key()) if options.kv_disk or options.kv_store else PLAIN
-    room = _room(options, pieces.sizes, sealing.overhead)
+    room = _room(started, pieces.sizes, sealing.overhead)
     places = room.places  # in all groups, in each of which a block of tokens is kept
     counts = (places,) * len(pieces.sizes)
+    essential = tuple(g for g, group in enumerate(cache.groups) if group.essential)
+    below = _stores(started, pieces, sealing, counts, essential)
+    mover = _mover(started, pieces, below.store)
+    catalog = Forgetful(below.store, mover) if isinstance(mover, GatheredMover) else below.store
     saving, dropped = min(_MOST_SAVING, max(len(counts), places)), cache.tree.forget_below
-    store: Store = RamStore()
-    works: list[Callable[[], bool]] = []
-    if options.kv_disk:
-        folder, name = disk_folder(started, pieces, sealing), options.served_model_name or ""
-        numbers, size = place_numbers(counts), options.block_size
-        store = DiskStore(folder, pieces.sizes, numbers, model=name, block_size=size, sealing=sealing)
-        works.append(KeptPins(folder, cache.pins, engine.add, sealing))
-    shared: SharedStore | None = None
-    if options.kv_store:
-        store = shared = _shared_store(started, cache, pieces, sealing, store if options.kv_disk else None)
-    if options.kv_ram and (options.kv_disk or options.kv_store):
-        store = RamBefore(store, options.kv_ram)
-    if shared is None:
-        tier = BoundedTier(counts, saving, dropped, catalog=store)
+    if below.shared is None:
+        tier = BoundedTier(counts, saving, dropped, catalog=catalog)
     else:
-        tier = SharedTier(counts, saving, dropped, seeker=shared, catalog=store)
+        tier = SharedTier(counts, saving, dropped, seeker=below.shared, catalog=catalog)
     tier.seconds_for = partial(_prompt_seconds, engine)
     cache.transfers.tier = tier
-    for place in restored(cache, tier, store.found()):
-        store.forget(place)
-    runner.mover = Carrier(pieces, store, threads=2 if pieces.most == 1 else 4)
+    for place in restored(cache, tier, below.store.found()):
+        below.store.forget(place)
+    runner.mover = mover
     flag = _flag(options)
     told = f"{places} blocks {flag.where}, {tier.copies} of them from before; their names take up to"
     most = format_bytes(flag.most) if flag.most else ""
     log.info("%-12s %12s  %s %s of memory", "KV below", most, told, format_bytes(room.index_bytes))
-    return [*works, Warming(engine, cache, tier)]
+    pins = () if below.folder is None else (KeptPins(below.folder, cache.pins, engine.add, sealing),)
+    return [*pins, Warming(engine, cache, tier)]
+
+
+class _Below(NamedTuple):
+    """Where copies are kept: in all, on disk if there, and what engines share of it if they do."""
+
+    store: Store
+    folder: Path | None
+    shared: SharedStore | None
+
+
+def _stores(
+    started: Started, pieces: Pieces, sealing: Sealing, counts: tuple[int, ...], essential: tuple[int, ...]
+) -> _Below:
+    """What this process keeps; the other ranks keep their shares beside it.
+
+    Raises:
+        ConfigError: it cannot be kept, here or in one of these.
+    """
+    options, others = started.options, started.others
+    sizes = pieces.sizes
+    folder = disk_folder(started, pieces, sealing) if options.kv_disk else None
+    stems = _stems(started, pieces, sealing) if options.kv_store else ()
+    queued = MOST_QUEUED // rank_count(options)
+    store: Store = RamStore()
+    disk: DiskStore | None = None
+    if folder is not None:
+        name, shares = options.served_model_name or "", () if others is None else others.kv_sizes
+        store = disk = DiskStore(
+            folder, sizes, place_numbers(counts), model=name, block_size=options.block_size, sealing=sealing,
+            shares=shares,
+        )  # fmt: skip
+    if others is not None:  # whose files lie beside those of a folder that is this engine's now
+        from penstock.runtime.ranks.messages import KeepShare
+
+        asked = [
+            KeepShare(
+                places=counts,
+                ram=_part(options.kv_ram or 0, own, started),
+                disk="" if folder is None else folder.name,
+                stem=stems[rank] if stems else "",
+                queued=queued,
+                essential=essential,
+                key_id=sealing.key_id,
+            )
+            for rank, own in enumerate(others.kv_sizes, 1)
+        ]
+        others.keep(asked)
+    shared: SharedStore | None = None
+    if options.kv_store:
+        store = shared = SharedStore(remote_store(options), stems, sizes, essential, disk, sealing, queued)
+    if options.kv_ram and (options.kv_disk or options.kv_store):
+        store = RamBefore(store, _part(options.kv_ram, sizes, started))
+    return _Below(store, folder, shared)
 
 
 class _Flag(NamedTuple):
@@ -118,19 +164,21 @@ def _flag(options: EngineOptions) -> _Flag:
     return _Flag("--kv-ram", options.kv_ram or 0, "in memory")
 
 
-def _room(options: EngineOptions, sizes: Sequence[int], overhead: int) -> BelowRoom:
+def _room(started: Started, sizes: Sequence[int], overhead: int) -> BelowRoom:
     """Room for copies, as far as there is memory for their names.
 
     Raises:
         ConfigError: there is none for a single block of tokens.
     """
-    asked = below_room(options, sizes, overhead=overhead)
-    room = below_room(options, sizes, read_machine().memory_available, overhead)
+    options = started.options
+    shares = () if started.others is None else started.others.kv_sizes
+    asked = below_room(options, sizes, overhead=overhead, shares=shares)
+    room = below_room(options, sizes, read_machine().memory_available, overhead, shares)
     if not room.places:
         flag = _flag(options)
         raise ConfigError(
             f"{flag.name} is {format_bytes(flag.most)}, but a block of {options.block_size} tokens takes "
-            f"{format_bytes(sum(sizes))}; give it room for one at least."
+            f"{format_bytes(sum(sizes) + sum(map(sum, shares)))}; give it room for one at least."
         )
     if room.places < asked.places:
         log.warning(
@@ -143,37 +191,54 @@ def _room(options: EngineOptions, sizes: Sequence[int], overhead: int) -> BelowR
     return room
 
 
-def _shared_store(
-    started: Started, cache: KVCache, pieces: Pieces, sealing: Sealing, nearer: Store | None
-) -> SharedStore:
-    """The store of copies that engines share, behind those that are nearer.
+class Forgetful(NamedTuple):
+    """A store whose shares in other ranks forget what it does."""
+
+    store: Store
+    others: GatheredMover
+
+    def describe(self, place: int, entry: Entry) -> None:
+        """What will be written at a place."""
+        self.store.describe(place, entry)
+
+    def forget(self, place: int) -> None:
+        """The copy at a place is not wanted any more, in any rank."""
+        self.store.forget(place)
+        self.others.forget(place)
+
+
+def _mover(started: Started, pieces: Pieces, store: Store) -> Mover:
+    """This process's, or that of all ranks."""
+
+    def own(tell: Callable[[int, bool], None] | None) -> Carrier:
+        return Carrier(pieces, store, threads=2 if pieces.most == 1 else 4, tell=tell)
+
+    if started.others is None:
+        return own(None)
+    return started.others.gather(own, lambda place: store.entry(place).digest)
+
+
+def _part(total: int, sizes: Sequence[int], started: Started) -> int:
+    """A rank's part of bytes that all have, by its share of a block."""
+    others = () if started.others is None else started.others.kv_sizes
+    return total * sum(sizes) // max(1, sum(sizes) + sum(map(sum, others)))
+
+
+def _stems(started: Started, pieces: Pieces, sealing: Sealing) -> tuple[str, ...]:
+    """What the names of each rank's share begin with in a store that engines share.
 
     Raises:
-        ConfigError: it cannot be used, or the model's files cannot be read.
+        ConfigError: the model's files cannot be read.
     """
-    options = started.options
-    access = store_access()
-    address = store_address(options.kv_store or "", access)
-    seconds = STORE_SECONDS if options.kv_store_seconds is None else options.kv_store_seconds
-    makers: dict[str, Callable[[], Remote]] = {
-        "redis": lambda: RedisStore(address, seconds),
-        "s3": lambda: ObjectStore(address, access),
-        "lmcache": lambda: LMCacheStore(address),
-        "mooncake": lambda: MooncakeStore(address, access.mooncake),
-    }
-    remote = makers[address.kind]()
     try:
-        remote.check()
-    except StoreError as error:
-        raise ConfigError(f"--kv-store {address} cannot be used: {error}.") from None
-    except OSError as error:  # as it may be while machines start: it is a cache, and not what is served
-        log.warning("--kv-store %s: %s; the engine starts without it, and tries again", address, error)
-    try:
-        version = identity(started, pieces, kv_folder(options.kv_disk_path) / "digests.json", sealing)
+        notes = kv_folder(started.options.kv_disk_path) / "digests.json"
+        version = identity(started, pieces, notes, sealing)
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"--kv-store needs the digest of the model's files: {error}.") from None
-    essential = [g for g, group in enumerate(cache.groups) if group.essential]
-    return SharedStore(remote, f"penstock:{version[:32]}", pieces.sizes, essential, nearer, sealing)
+    stem = f"penstock:{version[:32]}"
+    if started.others is None:
+        return (stem,)
+    return tuple(f"{stem}.{rank}" for rank in range(1 + len(started.others.kv_sizes)))
 
 
 def _prompt_seconds(engine: Idle, tokens: int) -> float | None:
@@ -218,5 +283,6 @@ def identity(started: Started, pieces: Pieces, notes: Path, sealing: Sealing = P
         [one.value for one in started.told.kernels],
         None if options.torch_device == "cpu" else __version__,
         *([sealing.key_id] if sealing.key_id else []),
+        *([] if started.others is None else [started.others.layout, started.others.kv_sizes]),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

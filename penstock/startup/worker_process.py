@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.config.environment import read_environment, settle_torch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK_S: Final = 0.5
-_GRACE_S: Final = 1.0  # for what runs, once the wire has ended
+_GRACE_S: Final = 4.0  # for what runs, once the wire has ended, and for copies on their way to a store
 _PR_SET_PDEATHSIG: Final = 1
 _log = logging.getLogger(__name__)
 
@@ -146,11 +147,15 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
 
     `links`: of a stage, sockets from the one before it and to the one behind it.
     """
+    from penstock.runtime.adapters import FollowingRoom
+    from penstock.runtime.mover import Mover
     from penstock.runtime.ranks import messages
     from penstock.runtime.ranks.experts import ExpertShelf
     from penstock.runtime.ranks.follower import Follower
     from penstock.startup.adapters import make_adapter_room
     from penstock.startup.build_runner import rank_parts
+    from penstock.startup.draft_self import rank_drafts
+    from penstock.startup.shares import keeps_below, kv_sizes, share_mover
     from penstock.weights.weight_plan import planned_bytes
 
     launch = _next(wire, messages.Launch)
@@ -166,13 +171,34 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
     adapters = make_adapter_room(spec)
     memory, builder, executor = rank_parts(spec, make.sizes)
     experts = ExpertShelf(spec.model, group)
-    wire.send(messages.encode(messages.Ready(executor.describe)))
-    if links:
-        from penstock.startup.stage_process import serve_stage
+    wire.send(messages.encode(messages.Ready(executor.describe, kv_sizes(launch.options, memory))))
+    mover = Mover()
+    if keeps_below(launch.options):
+        asked = _next(wire, messages.KeepShare)
+        if asked is None:
+            return
+        name = Ranks(launch.rank, launch.count)
+        mover = share_mover(launch.options, memory, name, asked, partial(_tell_moved, wire))
+        wire.send(messages.encode(messages.Kept()))
+    try:
+        if links:
+            from penstock.startup.stage_process import serve_stage
 
-        serve_stage(executor, memory, links, spec.model.part)
-    else:
-        Follower(executor, memory, builder, adapters, experts).serve(wire)
+            rooms = FollowingRoom(adapters) if launch.options.enable_lora else None
+            serve_stage(executor, memory, links, mover, rooms, spec.model.part)
+        else:
+            drafts = rank_drafts(spec.model, launch.options, memory.caches)
+            Follower(executor, memory, builder, adapters, experts, mover, drafts).serve(wire)
+    finally:
+        mover.close()
+
+
+def _tell_moved(wire: Wire, transfer: int, failed: bool) -> None:
+    from penstock.runtime.ranks import messages
+    from penstock.runtime.ranks.wire import WireClosed
+
+    with suppress(WireClosed):  # this process ends with it
+        wire.send(messages.encode(messages.Moved(transfer, failed)))
 
 
 def _next(wire: Wire, kind: type[T]) -> T | None:

@@ -33,9 +33,11 @@ from penstock.config.ranks import local_ranks, rank_count, rank_threads
 from penstock.kernels.cpu.rank_group import WATCHER, RankGroup, make_memory
 from penstock.parallel.ranks import Ranks
 from penstock.runtime.ranks import joining, messages
+from penstock.runtime.ranks.alarm import Alarm
 from penstock.runtime.ranks.balance import ExpertBalancer
+from penstock.runtime.ranks.gathered import GatheredMover
 from penstock.runtime.ranks.group import Group
-from penstock.runtime.ranks.lead import LeadAdapters, LeadExecutor, told
+from penstock.runtime.ranks.lead import LeadAdapters, LeadDrafts, LeadExecutor, told
 from penstock.runtime.ranks.wire import Wire, WireClosed
 from penstock.startup.door import Door, relay
 from penstock.startup.memory_plan import format_bytes
@@ -43,9 +45,11 @@ from penstock.startup.rooms import Room
 from penstock.startup.stage_sockets import StageSockets
 
 if TYPE_CHECKING:
+    from penstock.core.protocol import CacheOp
     from penstock.runtime.adapters import AdapterRoom
     from penstock.runtime.executor import Executor
     from penstock.runtime.kv_memory import KVMemory
+    from penstock.runtime.mover import Mover
     from penstock.runtime.pipeline.lead import HeadHere, StagedSteps
     from penstock.runtime.pipeline.stage import Stage
     from penstock.runtime.ranks.experts import ExpertShelf
@@ -129,6 +133,7 @@ class Workers:
 
     Attributes:
         group: what the ranks wait on while they compute.
+        alarm, kv_sizes, layout: as of `runtime.ranks.gathered.OtherShares`, which this implements too.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -144,6 +149,12 @@ class Workers:
         self.group: Group = RankGroup(self._memories[0], 0)
         self._groups = [self.group, *(RankGroup(memory, WATCHER) for memory in self._memories[1:])]
         self._threads = options.threads
+        self.alarm = Alarm()
+        self.kv_sizes: list[tuple[int, ...]] = []
+        self.layout = ""
+        self._moved: Callable[[int, bool], None] = lambda transfer, failed: None
+        self._first: tuple[Stage, StagedSteps] | None = None
+        self._adapters: AdapterRoom | None = None
         self._sockets = StageSockets(options.pipeline_parallel_size, self._columns)
         self._workers: list[Worker] = []
         self._error: PenstockError | None = None
@@ -178,6 +189,7 @@ class Workers:
         options = replace(spec.options, logits_processors=(), shared_prompts=())
         cores = self._threads or (spec.options.threads or 1) * self._local
         level = logging.getLogger("penstock").getEffectiveLevel()
+        self.layout = f"{self._columns} ranks of layers from {', '.join(str(part.first) for part in spec.stages)}"
         for worker in self._workers:
             part = spec.stages[worker.ranks.rank // options.tensor_parallel_size]
             launch = messages.Launch(
@@ -217,24 +229,61 @@ class Workers:
 
         `experts` of this rank, which change with the load every `interval` steps.
         """
-        self._answers()
-        self._serving = True
+        self._ready()
         memory.told = told(self)
         between = ExpertBalancer(self, experts, interval).between_steps if experts.layers else None
         return LeadExecutor(executor, self, self.count, between)
 
     def share(self, adapters: AdapterRoom) -> None:
-        """The other ranks read and place what this one does."""
-        adapters.others = LeadAdapters(self)
+        """The other ranks read and place what this one does; where layers are dealt, in the turn of their steps."""
+        self._adapters = adapters
+        if not self._sockets.columns:
+            adapters.others = LeadAdapters(self)
+
+    def draft(self, executor: Executor) -> Executor:
+        """This rank's executor of the layers that draft, with those of the others."""
+        return LeadDrafts(executor, self, self.count)
 
     def behind(self, first: Stage, head: HeadHere | None) -> StagedSteps:
         """This rank's stage with those of the others, which have made theirs; `head` where the last has none."""
         from penstock.startup.stage_process import lead_stages
 
-        others = (answer.describe for answer in self._answers() if isinstance(answer, messages.Ready))
+        described = (first.describe, *(ready.describe for ready in self._ready()))[:: self._columns]
+        steps = lead_stages(first, self._sockets, described, self.failed, head)
+        self._first = first, steps
+        if self._adapters is not None:
+            from penstock.runtime.adapters import LateFills
+
+            self._adapters.others, first.rooms = steps, LateFills(self._adapters)
+        return steps
+
+    def _ready(self) -> list[messages.Ready]:
+        """What all say who have made memory and executors."""
+        found = [answer for answer in self._answers() if isinstance(answer, messages.Ready)]
+        self.kv_sizes = [ready.kv_sizes for ready in found]
         self._serving = True
-        described = (first.describe, *others)[:: self._columns]
-        return lead_stages(first, self._sockets, described, self.failed, head)
+        return found
+
+    def keep(self, asked: list[messages.KeepShare]) -> None:
+        """As of OtherShares."""
+        for worker, share in zip(self._workers, asked, strict=True):
+            self._send(worker, messages.encode(share))
+        self._answers()
+
+    def gather(self, own: Callable[[Callable[[int, bool], None]], Mover], digest_of: Callable[[int], bytes]) -> Mover:
+        """As of OtherShares."""
+
+        def tell_ranks(op: CacheOp) -> None:
+            mover.start(op)
+            self.tell(messages.Apply(op))
+
+        first, tell = (None, tell_ranks) if self._first is None else (self._first[0], self._first[1].apply)
+        gathered = GatheredMover(self.count, tell, digest_of, lambda: mover.close())
+        mover = own(gathered.note)
+        self._moved = gathered.note
+        if first is not None:
+            first.mover = mover
+        return gathered
 
     def check(self) -> None:
         """Raises the error of a worker that has failed, if one has."""
@@ -266,6 +315,7 @@ class Workers:
         self._stop()
         if threading.current_thread() is not self._watcher:  # which may be collecting garbage
             self._watcher.join()
+        self.alarm.close()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -402,6 +452,8 @@ class Workers:
         match report:
             case messages.Progress():
                 pass
+            case messages.Moved(transfer=transfer, failed=failed):
+                self._moved(transfer, failed)
             case messages.Failed(kind=kind, message=message):
                 self._note(_ERRORS.get(kind, EngineDeadError)(f"{worker.name}: {message}"))
             case _:
@@ -416,6 +468,7 @@ class Workers:
                 self._error = error
                 if self._serving and not self._closing:
                     log.error("%s", error)
+                    self.alarm.ring(self._dead())
             self._changed.notify_all()
         self._stop()
 

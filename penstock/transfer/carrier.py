@@ -49,9 +49,13 @@ class Carrier(Mover):
     still want it.
     """
 
-    def __init__(self, pieces: Pieces, store: Store, threads: int = 2) -> None:
+    def __init__(
+        self, pieces: Pieces, store: Store, threads: int = 2, tell: Callable[[int, bool], None] | None = None
+    ) -> None:
+        """`tell` is told at once of each transfer that has ended, and whether it failed, where `ended` is nobody's."""
         self._pieces = pieces
         self._store = store
+        self._tell_end = tell or self._collect
         self._jobs: PriorityQueue[_Ranked] = PriorityQueue()
         self._numbers = count()
         self._changed = Condition()
@@ -66,12 +70,16 @@ class Carrier(Mover):
             thread.start()
 
     def start(self, op: CacheOp) -> None:
-        if op.kind is CacheOpKind.CANCEL:
-            self._cancel(op.transfer)
+        if op.kind is CacheOpKind.FORGET:  # the tier has told the store itself
             return
-        try:
-            entry = self._store.entry(op.place)
-        except KeyError:  # another's load of the same copy has found it damaged since
+        if op.kind is CacheOpKind.CANCEL:
+            if op.transfer:
+                self._cancel(op.transfer)
+            else:
+                self.abort()
+            return
+        entry = self._entry(op)
+        if entry is None:
             with self._changed:
                 self._under_way.add(op.transfer)
                 self._end(op.transfer, failed=True)
@@ -84,6 +92,14 @@ class Carrier(Mover):
             if not saves:
                 self._loads.add(op.transfer)
         self._jobs.put(_Ranked(int(saves), next(self._numbers), _Job(op, entry, begun)))
+
+    def _entry(self, op: CacheOp) -> Entry | None:
+        """What lies at its place; None where that is not what was meant: another's load has found it damaged since."""
+        try:
+            entry = self._store.entry(op.place)
+        except KeyError:
+            return None
+        return entry if op.digest in (b"", entry.digest) else None
 
     def ended(self, wait: float = 0.0) -> Ended:
         if not (self._under_way or self._finished):
@@ -119,10 +135,13 @@ class Carrier(Mover):
             return
         self._under_way.remove(transfer)
         self._loads.discard(transfer)
+        self._tell_end(transfer, failed)
+        self._changed.notify_all()
+
+    def _collect(self, transfer: int, failed: bool) -> None:
         self._finished.append(transfer)
         if failed:
             self._failed.append(transfer)
-        self._changed.notify_all()
 
     def _settled(self, job: _Job) -> bool:
         """Whether a job is still wanted, which it is then to its end."""

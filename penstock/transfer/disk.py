@@ -50,6 +50,7 @@ class DiskStore(Described):
         model: str = "",
         block_size: int = 0,
         sealing: Sealing = PLAIN,
+        shares: Sequence[Sequence[int]] = (),
     ) -> None:
         """Opens it, and makes it where it is not there.
 
@@ -59,6 +60,7 @@ class DiskStore(Described):
             places: their numbers, by group.
             model, block_size: whose blocks they are, and of how many tokens; only told to those who list folders.
             sealing: how all that tells of prompts is written.
+            shares: bytes that each further rank keeps of a block, by group, in a file of its own.
 
         Raises:
             ConfigError: it cannot be made or written, or another process has it.
@@ -75,7 +77,8 @@ class DiskStore(Described):
                 self._index = Index(folder / INDEX, sealing.seal_line, sealing.unseal_line)
                 self._file = PlacesFile(folder / BLOCKS, sizes, places, sealing=sealing)
                 with suppress(OSError):  # a full disk: what was told before stays
-                    about = About(model, block_size, tuple(sizes), tuple(places), time.time(), sealing.key_id)
+                    others = tuple(map(tuple, shares))
+                    about = About(model, block_size, tuple(sizes), tuple(places), time.time(), sealing.key_id, others)
                     write_about(folder, about)
             except BaseException:
                 os.close(self._lock)  # else this process could not try again
@@ -104,6 +107,10 @@ class DiskStore(Described):
         self._later = None
         with suppress(OSError):  # a full disk: what is at the place later has another digest
             self._index.write_given_up()
+
+    def holds(self, place: int, entry: Entry) -> bool:
+        """Whether a copy of this lies at a place, if it is whole."""
+        return self._file.holds(place, entry)
 
     def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
         if time.monotonic() < self._paused_until:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.errors import ConfigError
+from penstock.config.ranks import MOST_RANKS
 
 ABOUT: Final = "about.json"
 BLOCKS: Final = "blocks"
@@ -23,6 +25,7 @@ FRESH_PINS: Final = "pins.new"
 _FRESH: Final = "about.new"
 FILES: Final = (ABOUT, _FRESH, BLOCKS, INDEX, "index.new", PINS, FRESH_PINS, LOCK)
 """All that a folder of copies has; the lock last, since whoever removes the others holds it."""
+_SHARE: Final = re.compile(r"blocks\.rank[1-7]of[2-8]")
 _MOST_ABOUT: Final = 1 << 16
 _MOST_GROUPS: Final = 256
 _MOST_NUMBER: Final = 1 << 50
@@ -42,6 +45,7 @@ class About:
         places: their numbers, by group.
         opened: when an engine took it, seconds since 1970.
         key_id: of the key that it is encrypted with; "" for none.
+        shares: bytes of a block that each further rank keeps, by group, in a file of its own.
     """
 
     model: str
@@ -50,6 +54,17 @@ class About:
     places: tuple[range, ...]
     opened: float = 0.0
     key_id: str = ""
+    shares: tuple[tuple[int, ...], ...] = ()
+
+
+def share_file(rank: str) -> str:
+    """The file of a rank that does not lead, by the rank's name."""
+    return f"{BLOCKS}.{rank}"
+
+
+def share_files(folder: Path) -> list[str]:
+    """Those there are. Raises OSError."""
+    return sorted(file.name for file in folder.iterdir() if _SHARE.fullmatch(file.name))
 
 
 def write_about(folder: Path, about: About) -> None:
@@ -61,6 +76,7 @@ def write_about(folder: Path, about: About) -> None:
         "places": [[numbers.start, len(numbers), numbers.step] for numbers in about.places],
         "opened": about.opened,
         "key": about.key_id,
+        "shares": about.shares,
     }
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(folder / _FRESH, flags, 0o600), "wb") as file:
@@ -98,13 +114,21 @@ def _about(told: Any) -> About:
     key_id = told.get("key", "")
     if not isinstance(key_id, str):
         raise ValueError("a key has a name")
-    return About(model, told["block_size"], tuple(sizes), ranges, float(opened), key_id)
+    shares = tuple(tuple(share) for share in told.get("shares", ()))
+    if len(shares) >= MOST_RANKS or any(len(share) != len(sizes) for share in shares):
+        raise ValueError("each rank has a share of each group's blocks")
+    if any(type(size) is not int or not 0 <= size <= _MOST_NUMBER for share in shares for size in share):
+        raise ValueError("sizes are numbers")
+    return About(model, told["block_size"], tuple(sizes), ranges, float(opened), key_id, shares)
 
 
 def size_and_use(folder: Path) -> tuple[int, float]:
     """Bytes on disk of what a folder of copies has, and when it was used last, seconds since 1970; 0 if it is gone."""
     size, used = 0, 0.0
-    for path in (folder, *(folder / name for name in FILES)):
+    shares: list[str] = []
+    with suppress(OSError):
+        shares = share_files(folder)
+    for path in (folder, *(folder / name for name in (*shares, *FILES))):
         with suppress(OSError):
             stat = path.lstat()
             size += stat.st_blocks * 512 if path != folder else 0
@@ -138,10 +162,24 @@ def try_lock(folder: Path, *, alone: bool = False) -> int | None:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    if _taken(handle, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+    if _taken(handle, fcntl.LOCK_EX if alone else fcntl.LOCK_SH) and not _shares_in_use(folder):
         return handle
     os.close(handle)
     return None
+
+
+def _shares_in_use(folder: Path) -> bool:
+    """Whether a rank has its share here, which it may without the one that leads on another machine."""
+    try:
+        for name in share_files(folder):
+            handle = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            free = _taken(handle, fcntl.LOCK_SH)
+            os.close(handle)
+            if not free:
+                return True
+    except OSError:
+        return True
+    return False
 
 
 def _taken(handle: int, how: int) -> bool:
@@ -158,8 +196,9 @@ def remove_files(folder: Path) -> Sequence[str]:
     Raises:
         OSError: it cannot be written.
     """
-    others = sorted({file.name for file in folder.iterdir()} - {*FILES})
-    for name in FILES:
+    ours = (*share_files(folder), *FILES)
+    others = sorted({file.name for file in folder.iterdir()} - {*ours})
+    for name in ours:
         (folder / name).unlink(missing_ok=True)
     if not others:
         folder.rmdir()

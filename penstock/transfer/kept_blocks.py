@@ -6,15 +6,27 @@ Nothing is told of whose they are, or of what was said: only sizes, counts and t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.config.errors import ConfigError
 from penstock.core.policies.bounded_tier import Entry
-from penstock.transfer.folder import BLOCKS, INDEX, LOCK, About, read_about, remove_files, size_and_use, try_lock
+from penstock.parallel.ranks import Ranks
+from penstock.transfer.folder import (
+    BLOCKS,
+    INDEX,
+    LOCK,
+    About,
+    read_about,
+    remove_files,
+    share_file,
+    size_and_use,
+    try_lock,
+)
 from penstock.transfer.index import read_entries
 from penstock.transfer.places import PlacesFile
 from penstock.transfer.sealing import PLAIN, Sealing
@@ -181,16 +193,33 @@ def verify(
         )
     with _held(kept, alone=False):
         entries = _entries(kept, sealing)
-        try:
-            file = PlacesFile(
-                kept.folder / BLOCKS, about.sizes, about.places, read_only=True, sealing=_written(about, sealing)
-            )
-        except FileNotFoundError:
-            return Verdict(damaged=len(entries), first="the file of blocks is gone" if entries else "")
-        try:
-            return _read_all(file, about, entries, progress)
-        finally:
-            file.close()
+        verdict = Verdict()
+        files = _files(kept.folder, about)
+        for number, (name, sizes) in enumerate(files):
+            try:
+                path = kept.folder / name
+                file = PlacesFile(path, sizes, about.places, read_only=True, sealing=_written(about, sealing))
+            except FileNotFoundError:
+                verdict.damaged += len(entries)
+                verdict.first = verdict.first or ("the file of blocks is gone" if entries else "")
+                continue
+            told = partial(_told, progress, number * len(entries), len(files) * len(entries))
+            try:
+                _read_all(file, sizes, entries, verdict, told)
+            finally:
+                file.close()
+        return verdict
+
+
+def _told(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    progress(before + done, total)
+
+
+def _files(folder: Path, about: About) -> list[tuple[str, tuple[int, ...]]]:
+    """The files of blocks, and the bytes of a block in each, by group; of ranks on other machines none."""
+    count = len(about.shares) + 1
+    shares = ((share_file(Ranks(rank, count).name), sizes) for rank, sizes in enumerate(about.shares, 1))
+    return [(BLOCKS, about.sizes), *((name, sizes) for name, sizes in shares if (folder / name).exists())]
 
 
 def _entries(kept: KeptBlocks, sealing: Sealing) -> dict[int, Entry]:
@@ -206,14 +235,15 @@ def _written(about: About | None, sealing: Sealing) -> Sealing:
 
 
 def _read_all(
-    file: PlacesFile, about: About, entries: Mapping[int, Entry], progress: Callable[[int, int], None]
-) -> Verdict:
-    verdict = Verdict()
+    file: PlacesFile, sizes: Sequence[int], entries: Mapping[int, Entry], verdict: Verdict,
+    progress: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Enters what became of a file's copies."""
     for done, (place, entry) in enumerate(sorted(entries.items()), 1):
         try:
             if not file.has(place, entry.group):
                 raise StoreError("the index names a place that there is not")
-            if about.sizes[entry.group] > file.length:
+            if sizes[entry.group] > file.length:
                 raise StoreError("its file is too short")  # before so much memory is asked for
             file.read(place, entry)
             verdict.whole += 1
@@ -223,8 +253,7 @@ def _read_all(
         except OSError as error:
             verdict.unreadable += 1
             verdict.first = verdict.first or f"place {place}: {error.strerror or error}"
-        progress(done, len(entries))
-    return verdict
+        progress(done)
 
 
 def remove(kept: KeptBlocks) -> None:

@@ -82,7 +82,7 @@ class HostPieces:
         return begun
 
     def put(self, place: int, group: int, data: Bytes) -> None:
-        self._of_thread.data = np.frombuffer(data, np.uint8)
+        self._of_thread.data = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
 
     def before(self, group: int) -> None:
         return None

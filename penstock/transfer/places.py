@@ -69,6 +69,19 @@ class PlacesFile:
         """Whether this is a place of a group."""
         return 0 <= group < len(self._ranges) and place in self._ranges[group]
 
+    def holds(self, place: int, entry: Entry) -> bool:
+        """Whether a copy of this is at a place, by its head alone: it may be damaged."""
+        if not self.has(place, entry.group):
+            return False
+        try:
+            head = os.pread(self._file, _HEAD.size, self._place(entry.group, place))
+        except OSError:
+            return False
+        if len(head) < _HEAD.size:
+            return False
+        magic, length, _, digest = _HEAD.unpack(head)
+        return (magic, length, digest) == (MAGIC, self._sizes[entry.group], entry.digest)
+
     def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
         """Keeps a block, if `settled` says after its sum was made that its bytes were nobody else's meanwhile.
 

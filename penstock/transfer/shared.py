@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from queue import Full, Queue
 from threading import Condition, Event, Lock, Thread, get_ident
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from penstock.core.policies.bounded_tier import Entry
 from penstock.core.policies.shared_tier import Search
@@ -32,36 +32,49 @@ _SPOILT_S: Final = 60.0  # for so long nobody is told of a copy that could not b
 _MOST_SPOILT: Final = 65_536
 _CLOSING_S: Final = 3.0
 _WATCHED_S: Final = 1.0
-_T = TypeVar("_T")
 _QUIET_S: Final = 60.0  # between two words on what fails
+_T = TypeVar("_T")
+
+
+def _name(stem: str, digest: bytes, group: int) -> str:
+    return f"{stem}:{digest.hex()}:{group}"
+
+
+class Nearer(Store, Protocol):
+    """An engine's own copies on disk."""
+
+    def holds(self, place: int, entry: Entry) -> bool:
+        """Whether its copy of this lies at a place, if it is whole."""
 
 
 class SharedStore(Described):
     """Called by several threads, but for no place by two at once."""
 
     def __init__(
-        self, remote: Remote, stem: str, sizes: Sequence[int], essential: Sequence[int], nearer: Store | None,
-        sealing: Sealing,
+        self, remote: Remote, stems: Sequence[str], sizes: Sequence[int], essential: Sequence[int],
+        nearer: Nearer | None, sealing: Sealing, most_queued: int | None = None,
     ) -> None:  # fmt: skip
         """Starts its threads.
 
         Args:
             remote: the store.
-            stem: what names begin with: all that the numbers in a block depend on.
+            stems: what names begin with: all that the numbers in a block depend on. The first is of what is read and
+                written here, the others are of other ranks' shares, without which a block is not there.
             sizes: bytes of a block, by group.
             essential: groups without which a block is of no use.
             nearer: the engine's own copies, if it has a disk for them.
             sealing: how blocks are kept.
+            most_queued: bytes that may wait to be sent; MOST_QUEUED without it.
         """
         super().__init__()
         self._remote = remote
-        self._stem = stem
+        self._stems = tuple(stems)
+        self._most_queued = MOST_QUEUED if most_queued is None else most_queued
         self._sizes = tuple(sizes)
         self._essential = tuple(essential)
         self._nearer = nearer
         self._sealing = sealing
         self._rests = Rests()
-        self._own: set[int] = set()  # places that the nearer store has a copy of
         self._unsent: dict[str, tuple[Entry, bytes]] = {}  # those on their way too
         self._next_names: deque[str] = deque()
         self._queued = 0
@@ -80,7 +93,11 @@ class SharedStore(Described):
 
     def name(self, digest: bytes, group: int) -> str:
         """What a block is kept under."""
-        return f"{self._stem}:{digest.hex()}:{group}"
+        return _name(self._stems[0], digest, group)
+
+    def _names(self, digest: bytes, group: int) -> list[str]:
+        """What all shares of a block are kept under."""
+        return [_name(stem, digest, group) for stem in self._stems]
 
     @property
     def unsent(self) -> int:
@@ -96,13 +113,11 @@ class SharedStore(Described):
 
     def forget(self, place: int) -> None:
         super().forget(place)
-        self._own.discard(place)
         if self._nearer is not None:
             self._nearer.forget(place)
 
     def found(self) -> Iterator[tuple[int, Entry]]:
         for place, entry in self._nearer.found() if self._nearer is not None else ():
-            self._own.add(place)
             super().describe(place, entry)
             yield place, entry
 
@@ -110,18 +125,16 @@ class SharedStore(Described):
         data = b"".join(parts)
         if self._nearer is not None:
             self._nearer.write(place, entry, (data,), settled)
-            self._own.add(place)
         elif not settled():
             raise GivenUp
         if not self._send_later(entry, data) and self._nearer is None:
             raise StoreError("the store takes blocks more slowly than they are computed, or not at all")
 
     def read(self, place: int, entry: Entry) -> Bytes:
-        if self._nearer is not None and place in self._own:
+        if self._nearer is not None and self._nearer.holds(place, entry):
             try:
                 return self._nearer.read(place, entry)
             except (StoreError, OSError) as error:  # which the shared store may heal
-                self._own.discard(place)
                 self._tell("a block on disk cannot be used", error)
         name = self.name(entry.digest, entry.group)
         with self._changed:
@@ -143,10 +156,9 @@ class SharedStore(Described):
             self._keep_nearer(self._nearer, place, entry, data)
         return data
 
-    def _keep_nearer(self, nearer: Store, place: int, entry: Entry, data: Bytes) -> None:
+    def _keep_nearer(self, nearer: Nearer, place: int, entry: Entry, data: Bytes) -> None:
         try:
             nearer.write(place, entry, (data,))
-            self._own.add(place)
         except (StoreError, OSError) as error:
             self._tell("a block of the shared store cannot be kept nearer", error)
 
@@ -173,7 +185,7 @@ class SharedStore(Described):
         """Queues a block, unless there is no room or the store does not answer."""
         name = self.name(entry.digest, entry.group)
         with self._changed:
-            if self._rests.resting or self._queued + len(data) > max(MOST_QUEUED, len(data)):
+            if self._rests.resting or self._queued + len(data) > max(self._most_queued, len(data)):
                 return False
             if name not in self._unsent:
                 self._unsent[name] = entry, data
@@ -236,7 +248,7 @@ class SharedStore(Described):
     def _search(self, search: Search) -> None:
         """Answers with the blocks from the first on that have all they need, and their copies in other groups."""
         digests = search.chain.digests()
-        rows = [[self.name(digest, group) for group in self._essential] for digest in digests]
+        rows = [[name for group in self._essential for name in self._names(digest, group)] for digest in digests]
         spoilt = self._spoilt_names()
         usable = (
             next((n for n, row in enumerate(rows) if not spoilt.isdisjoint(row)), len(rows)) if spoilt else len(rows)
@@ -244,11 +256,14 @@ class SharedStore(Described):
         count = self._remote.leading(rows[:usable]) if self._essential else usable
         others = [group for group in range(len(self._sizes)) if group not in self._essential]
         last = range(max(0, count - _MOST_OTHERS), count)  # windows and states are wanted near the end
-        names = [self.name(digests[number], group) for number in last for group in others]
+        names = [name for number in last for group in others for name in self._names(digests[number], group)]
         held = dict(zip(names, self._remote.held(names) if names else (), strict=True))
         search.digests = digests
         search.groups = [
-            (*self._essential, *(group for group in others if held.get(self.name(digest, group), False)))
+            (
+                *self._essential,
+                *(group for group in others if all(held.get(name, False) for name in self._names(digest, group))),
+            )
             for digest in digests[:count]
         ]
 

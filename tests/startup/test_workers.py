@@ -198,10 +198,7 @@ def test_a_start_that_fails_names_the_rank(
         ({"tensor_parallel_size": 0}, r"--tensor-parallel-size is 0"),
         ({"pipeline_parallel_size": True}, r"--pipeline-parallel-size is True"),
         ({"tensor_parallel_size": 4, "pipeline_parallel_size": 4}, r"is 16 processes; one model has at most 8"),
-        ({"pipeline_parallel_size": 2, "enable_lora": True}, r"Take --tensor-parallel-size"),
-        ({"tensor_parallel_size": 2, "kv_ram": 2**20}, r"Leave --kv-ram"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, r"Take --device cpu"),
-        ({"tensor_parallel_size": 2, "speculative_config": '{"method": "self"}'}, r"Take a draft model"),
         ({"remote_workers": 1}, r"--remote-workers is 1; allowed: an integer from 0 to 0"),
         ({"pipeline_parallel_size": 2, "remote_workers": 1}, r"--workers-address go together"),
         (

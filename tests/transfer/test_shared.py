@@ -153,7 +153,7 @@ def searched(store: SharedStore, chain: Chain) -> Search:
 
 def test_a_search_tells_what_is_there_in_which_groups_and_not_what_was_spoilt() -> None:
     held = Held()
-    store = SharedStore(held, "s", (8, 8, 8), (0, 1), None, PLAIN)
+    store = SharedStore(held, ("s",), (8, 8, 8), (0, 1), None, PLAIN)
     chain = Chain(b"before", tuple(range(40)), 4)
     digests = chain.digests()
     assert digests[0] == chain.first and chain.block(2) == (8, 9, 10, 11) and len(set(digests)) == 10
@@ -181,7 +181,7 @@ def test_what_is_queued_is_bounded_and_read_before_it_is_sent(monkeypatch: pytes
     gate, held = threading.Event(), Held()
     put = held.put
     held.put = lambda name, value: (gate.wait(60), put(name, value))[1]  # type: ignore[method-assign]
-    store = SharedStore(held, "s", (40,), (0,), None, PLAIN)
+    store = SharedStore(held, ("s",), (40,), (0,), None, PLAIN)
     for place in (1, 2):
         store.describe(place, entry(place))
         store.write(place, entry(place), (bytes([place]) * 40,))

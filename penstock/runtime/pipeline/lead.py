@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from penstock.config.adapters import AdapterUse
 from penstock.core.protocol import CacheOp
 from penstock.layers.batch import Batch
-from penstock.runtime.pipeline.steps import Link, LogitsPart, StageResult, StageStep
+from penstock.runtime.pipeline.steps import Link, LogitsPart, Placed, StageOps, StageResult, StageStep
 from penstock.runtime.replay import Rows
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class StagedSteps:
         self._close, self._dead = close, dead
         self._head = head
         self._ops: list[CacheOp] = []
+        self._places: list[Placed] = []
         self._launched = 0  # steps, in all
         self._waited_for: deque[StageStep] = deque()
         self._oldest: tuple[StageStep, StageResult] | None = None
@@ -87,6 +89,24 @@ class StagedSteps:
         """Has every stage carry it out ahead of the next step."""
         self._ops.append(op)
 
+    def pass_on(self) -> None:
+        """Has every stage carry out what it is to ahead of the next step, whenever that comes."""
+        if self._ops or self._places:
+            self._first.send(StageOps(*self._taken()))
+
+    def _taken(self) -> tuple[tuple[CacheOp, ...], tuple[Placed, ...]]:
+        ops, self._ops = tuple(self._ops), []
+        places, self._places = tuple(self._places), []
+        return ops, places
+
+    def read(self, uses: tuple[AdapterUse, ...]) -> None:
+        """As `runtime.adapters.OtherRooms`, of every stage."""
+        self._first.send(StageOps(reads=uses))
+
+    def place(self, slot: int, use: AdapterUse) -> None:
+        """As `runtime.adapters.OtherRooms`: with the next step, which those behind it go on from."""
+        self._places.append((slot, use))
+
     def close(self) -> None:
         """Ends the stages."""
         self.abort()
@@ -96,9 +116,9 @@ class StagedSteps:
         """Begins a step; `logits` are the calls that follow once it is over, `hidden` whether states are asked for."""
         if not self._waited_for:
             self._busy_since = perf_counter()
-        ops, self._ops = tuple(self._ops), []
+        ops, places = self._taken()
         hidden = hidden or (self._head is not None and bool(logits))
-        step = StageStep(self._launched, ops, batch, tuple(logits), hidden)
+        step = StageStep(self._launched, ops, batch, tuple(logits), hidden, places=places)
         self._launched += 1
         self._waited_for.append(step)
         self._first.send(step)
@@ -128,7 +148,7 @@ class StagedSteps:
             message = self._results.receive()
             if message is None:
                 raise self._dead(StageError("a stage has ended"))
-            assert not isinstance(message, StageStep)
+            assert isinstance(message, (StageResult, LogitsPart))
             if message.number == number:
                 return message
 

@@ -10,9 +10,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from penstock.runtime.adapters import OtherRooms
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.pipeline.steps import Link, LogitsPart, StageResult, StageStep
+from penstock.runtime.mover import MOVES, Mover
+from penstock.runtime.pipeline.steps import Link, LogitsPart, StageOps, StageResult, StageStep
 from penstock.runtime.replay import Rows
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,8 @@ class Stage:
 
     Attributes:
         fast, describe: as of its executor.
+        mover: carries its share of blocks to and from a lower tier.
+        rooms: has what adapters change of its layers; None where there are none.
     """
 
     def __init__(
@@ -30,6 +34,9 @@ class Stage:
     ) -> None:
         """`taps` are those of its part; `last`: it ends with the final norm, and has the head if `head` says so."""
         self._executor, self._memory = executor, memory
+        self.mover = Mover()
+        self.rooms: OtherRooms | None = None
+        self._unplaced: dict[int, str] = {}  # slots whose adapters could not be placed, and why
         self.fast, self.describe = executor.fast, executor.describe
         self._last, self._head = last, last and head
         self._taps = tuple(taps)
@@ -38,15 +45,34 @@ class Stage:
     def serve(self, source: Link, target: Link) -> None:
         """Takes steps until there are no more."""
         while (message := source.receive()) is not None:
+            if isinstance(message, StageOps):
+                self._apply(message)
+                if not self._last:
+                    target.send(message)
+                continue
             assert isinstance(message, StageStep)
             for given in self.run(message):
                 target.send(given)
 
+    def _apply(self, told: StageStep | StageOps) -> None:
+        for op in told.ops:
+            (self.mover.start if op.kind in MOVES else self._memory.apply)(op)
+        if self.rooms is None:
+            return
+        if isinstance(told, StageOps) and told.reads:
+            self.rooms.read(told.reads)
+        for slot, use in told.places:
+            self._unplaced.pop(slot, None)
+            try:
+                self.rooms.place(slot, use)
+            except Exception as error:  # of which those hear who compute with it
+                log.exception("an adapter cannot be placed")
+                self._unplaced[slot] = _said(error)
+
     def run(self, step: StageStep) -> Iterator[StageStep | StageResult | LogitsPart]:
         """Carries out a step, and gives what it has for the next stage, or for the lead."""
         started = perf_counter()
-        for op in step.ops:
-            self._memory.apply(op)
+        self._apply(step)
         if step.error is None:
             try:
                 step = self._computed(step)
@@ -60,6 +86,9 @@ class Stage:
             yield LogitsPart(step.number, number + 1, *self._logits(rows, found.error))
 
     def _computed(self, step: StageStep) -> StageStep:
+        if self._unplaced and step.batch.adapter_slot is not None:
+            for slot in self._unplaced.keys() & set(step.batch.adapter_slot.reshape(-1).tolist()):
+                raise RuntimeError(self._unplaced[slot])
         self._executor.forward(step.batch, step.states)
         taps = {**step.taps, **{name: self._executor.tap(name).clone() for name in self._taps}}
         states = None if self._last else self._executor.states().each(torch.clone)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.config.adapters import AdapterUse
 from penstock.core.protocol import CacheOp
 from penstock.layers.batch import Batch
 from penstock.layers.part import LayerStates
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Placed = tuple[int, AdapterUse]
+"""A slot, and the adapter that it holds."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageStep:
     """A step on its way.
@@ -22,6 +27,7 @@ class StageStep:
     Attributes:
         number: counts the steps that were launched.
         ops: cache operations, which every stage carries out before it computes.
+        places: adapters that slots hold from here on.
         batch: of the step.
         logits: the places among the batch's `logit_rows` whose logits are wanted, call by call; None for all.
         hidden: whether the final hidden states are wanted.
@@ -40,6 +46,21 @@ class StageStep:
     taps: Mapping[str, Tensor] = field(default_factory=dict)
     seconds: tuple[float, ...] = ()
     error: str | None = None
+    places: tuple[Placed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageOps:
+    """What no step waits for: each stage does it in its turn, and hands it on.
+
+    Attributes:
+        ops, places: as of StageStep.
+        reads: adapters that are going to be placed.
+    """
+
+    ops: tuple[CacheOp, ...] = ()
+    places: tuple[Placed, ...] = ()
+    reads: tuple[AdapterUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +92,7 @@ class LogitsPart:
     error: str | None = None
 
 
-Message = StageStep | StageResult | LogitsPart
+Message = StageStep | StageOps | StageResult | LogitsPart
 
 
 class Link(Protocol):

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.config.adapters import AdapterUse
 from penstock.core.protocol import CacheOp
 from penstock.layers.part import LayerStates
 from penstock.runtime.pipeline.links import QueueLink
-from penstock.runtime.pipeline.steps import LogitsPart, Message, StageResult, StageStep
+from penstock.runtime.pipeline.steps import LogitsPart, Message, Placed, StageOps, StageResult, StageStep
 from penstock.runtime.ranks import messages
 from penstock.runtime.ranks.wire import fill
 
@@ -51,6 +52,7 @@ class _Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
     taps: tuple[str, ...]
     seconds: tuple[float, ...]
     error: str | None
+    places: tuple[Placed, ...]
     kept: tuple[_Kept, ...]
 
 
@@ -75,7 +77,16 @@ class _Part(msgspec.Struct, frozen=True, array_like=True, tag=True):
     kept: tuple[_Kept, ...]
 
 
-_Head = _Step | _Result | _Part
+class _Ops(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A StageOps. `kept`: nothing."""
+
+    ops: tuple[CacheOp, ...]
+    places: tuple[Placed, ...]
+    reads: tuple[AdapterUse, ...]
+    kept: tuple[_Kept, ...] = ()
+
+
+_Head = _Step | _Ops | _Result | _Part
 _encoder = msgspec.msgpack.Encoder()
 _heads: msgspec.msgpack.Decoder[_Head] = msgspec.msgpack.Decoder(_Head)
 
@@ -136,6 +147,8 @@ class WireLink:
 
 def _split(message: Message) -> tuple[_Head, list[Tensor]]:
     """A head, and the tensors that follow it."""
+    if isinstance(message, StageOps):
+        return _Ops(message.ops, message.places, message.reads), []
     if isinstance(message, LogitsPart):
         tensors = [] if message.values is None else [message.values]
         return _Part(message.number, message.call, message.error, _kept(tensors)), tensors
@@ -158,6 +171,7 @@ def _split(message: Message) -> tuple[_Head, list[Tensor]]:
         taps=taps,
         seconds=message.seconds,
         error=message.error,
+        places=message.places,
         kept=_kept(tensors),
     )
     return head, tensors
@@ -165,6 +179,8 @@ def _split(message: Message) -> tuple[_Head, list[Tensor]]:
 
 def _joined(head: _Head, tensors: list[Tensor]) -> Message:
     """What `_split` was given."""
+    if isinstance(head, _Ops):
+        return StageOps(head.ops, head.places, head.reads)
     if isinstance(head, _Part):
         return LogitsPart(head.number, head.call, tensors[0] if tensors else None, head.error)
     first = len(tensors) - len(head.taps)
@@ -188,6 +204,7 @@ def _joined(head: _Head, tensors: list[Tensor]) -> Message:
         taps=taps,
         seconds=head.seconds,
         error=head.error,
+        places=head.places,
     )
 
 

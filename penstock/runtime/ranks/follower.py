@@ -9,6 +9,7 @@ from penstock.runtime.adapters import AdapterRoom
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.mover import MOVES, Mover
 from penstock.runtime.ranks import messages
 from penstock.runtime.ranks.experts import ExpertShelf
 from penstock.runtime.ranks.wire import Wire
@@ -24,10 +25,15 @@ class Follower:
         builder: BatchBuilder,
         adapters: AdapterRoom | None = None,
         experts: ExpertShelf | None = None,
+        mover: Mover | None = None,
+        drafts: Executor | None = None,
     ) -> None:
+        """`mover` carries this rank's share of blocks to and from a lower tier; `drafts` runs the layers that draft."""
+        self._drafts = drafts
         self._adapters = adapters or AdapterRoom()
         self._experts = experts
         self._executor, self._memory = executor, memory
+        self._mover = mover or Mover()
         self._builder = builder
         self._decoding = executor.decoding(builder)
 
@@ -52,8 +58,12 @@ class Follower:
                 self._executor.forward(messages.batch_of(command))
             case messages.Logits(rows=rows):
                 self._executor.logits(None if rows is None else messages.tensor(rows).numpy())
+            case messages.DraftForward(step=step) if self._drafts is not None:
+                self._drafts.forward(messages.batch_of(step))
+            case messages.DraftLogits(rows=rows) if self._drafts is not None:
+                self._drafts.logits(None if rows is None else messages.tensor(rows).numpy())
             case messages.Apply(op=op):
-                self._memory.apply(op)
+                (self._mover.start if op.kind in MOVES else self._memory.apply)(op)
             case messages.Read(uses=uses):
                 self._adapters.read(uses)
             case messages.Place(slot=slot, use=use):

@@ -63,7 +63,7 @@ class LeadExecutor:
         self._together(lambda: self._own.forward(batch, given))
 
     def logits(self, rows: Rows | None = None) -> Tensor:
-        self._followers.tell(messages.Logits(None if rows is None else messages.array(np.asarray(rows, np.int64))))
+        self._followers.tell(messages.Logits(_rows(rows)))
         return self._together(lambda: self._own.logits(rows))
 
     def decoding(self, builder: BatchBuilder) -> Any:
@@ -84,6 +84,21 @@ class LeadExecutor:
 
     def _together(self, call: Callable[[], T]) -> T:
         return _together(self._followers, call)
+
+
+class LeadDrafts(LeadExecutor):
+    """As a LeadExecutor, of the layers that draft, beside those of all steps."""
+
+    def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
+        self._followers.tell(messages.DraftForward(messages.forward(batch)))
+        self._together(lambda: self._own.forward(batch, given))
+
+    def logits(self, rows: Rows | None = None) -> Tensor:
+        self._followers.tell(messages.DraftLogits(_rows(rows)))
+        return self._together(lambda: self._own.logits(rows))
+
+    def decoding(self, builder: BatchBuilder) -> Any:
+        return None  # the others have no tables of these
 
 
 class LeadDecoding:
@@ -125,6 +140,10 @@ class LeadDecoding:
             return None
         used = tuple(self._builder.used[group][list(slots)].tolist())
         return messages.Blocks(group, messages.array(places), messages.array(blocks), slots, used)
+
+
+def _rows(rows: Rows | None) -> messages.Array | None:
+    return None if rows is None else messages.array(np.asarray(rows, np.int64))
 
 
 def _together(followers: Followers, call: Callable[[], T]) -> T:

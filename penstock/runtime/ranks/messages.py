@@ -69,6 +69,18 @@ class Logits(msgspec.Struct, frozen=True, array_like=True, tag=True):
     rows: Array | None
 
 
+class DraftForward(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Run a step of the layers that draft, of a model that drafts with its own first ones."""
+
+    step: Forward
+
+
+class DraftLogits(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """As Logits, of the last such step."""
+
+    rows: Array | None
+
+
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Enter blocks into the table of a group: at places in the flat table, of which these slots use so many now."""
 
@@ -153,13 +165,50 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     model_bytes: int
 
 
+class KeepShare(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Keep this rank's share of the copies of blocks that lie below the device; the answer is Kept.
+
+    Attributes:
+        places: of each cache group.
+        ram: bytes of copies in memory, before others or, without those, of all.
+        disk: the name of the folder that the one that leads has; "" for no disk.
+        stem: what names in a shared store begin with; "" for no such store.
+        queued: bytes that may wait to be sent there.
+        essential: groups without which a block is of no use.
+        key_id: of the key that copies are encrypted with; "" for none.
+    """
+
+    places: tuple[int, ...]
+    ram: int
+    disk: str
+    stem: str
+    queued: int
+    essential: tuple[int, ...]
+    key_id: str
+
+
 class Make(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Make memory and executor, as the one that leads does; the answer is Ready."""
 
     sizes: StepSizes
 
 
-Command = Launch | Make | Forward | Logits | Blocks | Decode | Apply | Read | Place | PassExperts | PutExperts
+Command = (
+    Launch
+    | Make
+    | KeepShare
+    | Forward
+    | Logits
+    | DraftForward
+    | DraftLogits
+    | Blocks
+    | Decode
+    | Apply
+    | Read
+    | Place
+    | PassExperts
+    | PutExperts
+)
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -184,9 +233,21 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Steps can be run, as this says."""
+    """Steps can be run, as this says; `kv_sizes` are the bytes that the rank keeps of a block, by cache group."""
 
     describe: str
+    kv_sizes: tuple[int, ...] = ()
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """There is room for the rank's share of copies."""
+
+
+class Moved(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A transfer has ended in this rank, and has failed or not."""
+
+    transfer: int
+    failed: bool
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -196,7 +257,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-Report = Progress | Joined | Loaded | Ready | Failed
+Report = Progress | Joined | Loaded | Ready | Kept | Moved | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

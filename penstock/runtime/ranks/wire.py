@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from threading import Lock
 from typing import Final
 
 _LENGTH: Final = struct.Struct("!I")
@@ -22,12 +23,13 @@ class WireClosed(Exception):
 
 
 class Wire:
-    """One end. Sending belongs to one thread, receiving to one, which may be another."""
+    """One end. Any thread sends; receiving belongs to one."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         with suppress(OSError):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        self._sending = Lock()
         self._waiting = bytearray()  # of a frame that has not come whole
 
     def fileno(self) -> int:
@@ -43,7 +45,8 @@ class Wire:
         if len(frame) > MOST_BYTES:
             raise ValueError(f"a frame of {len(frame)} bytes is over the {MOST_BYTES} bytes that one may have")
         try:
-            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+            with self._sending:
+                self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
         except OSError as error:
             raise WireClosed(str(error)) from error
 
