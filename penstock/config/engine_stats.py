@@ -37,6 +37,7 @@ class EngineStats:
         plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
         stages_seconds, stages_computed_seconds: time in which there were steps for the stages of a pipeline, and the
             part of it in which these computed, on an average of them.
+        engines: of several engines that serve one model, each one's; () of one.
     """
 
     running: int = 0
@@ -83,3 +84,4 @@ class EngineStats:
     sample_seconds: float = 0.0
     stages_seconds: float = 0.0
     stages_computed_seconds: float = 0.0
+    engines: tuple[EngineStats, ...] = ()
