@@ -243,14 +243,16 @@ class ClusterClient:
         return self._router.route(request, self._loads(numbers))
 
     def _loads(self, numbers: Sequence[int]) -> Mapping[int, Load]:
-        """What these have to do; those whose pace is not known yet are taken to work as others do."""
+        """What these have to do, at the pace that all are taken to have: they are equal, and share the cores, so that
+        what one of them measured says how busy the others were.
+        """
         lines = {number: self._engines[number].line.streams for number in numbers}
-        known = next((line.waiting.pace for line in lines.values() if line.waiting.pace is not None), _UNKNOWN)
+        known = [line.waiting.pace for line in lines.values() if line.waiting.pace is not None]
+        pace = sorted(known, key=_price)[len(known) // 2] if known else _UNKNOWN
         loads = {}
         for number, line in lines.items():
-            pace, work = line.waiting.pace or known, line.waiting.left(len(line))
-            price = pace.seconds(1.0, 0.0)
-            loads[number] = Load(pace.seconds(work.prompt, work.output), len(line), price)
+            work = line.waiting.left(len(line))
+            loads[number] = Load(pace.seconds(work.prompt, work.output), len(line), _price(pace))
         return loads
 
     # -- engines that come and go -------------------------------------------------------------------------------------
@@ -332,6 +334,11 @@ class ClusterClient:
             await _all(engine.close() for engine in self._engines)
         finally:
             self._closing()
+
+
+def _price(pace: Pace) -> float:
+    """Seconds that a token of a prompt takes."""
+    return pace.seconds(1.0, 0.0)
 
 
 async def _all(work: Any) -> None:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Final, Protocol
 
 _COMPUTED: Final = 3.0  # how much a second of computing a prompt counts: those behind it wait for it too
-_LATE: Final = 0.5  # how much a second counts that an engine worked of late, beside one that it has still to work
+_LATE: Final = 1.0  # the same of a second that an engine has worked of late, more than others
 _MATCHED: Final = 0.3  # share of a prompt from which on the longest match decides, for "cache-aware"
 _UNEVEN: Final = 1.5  # times as many requests,
 _MANY: Final = 16  # and so many more: the fewest decide then
