@@ -13,11 +13,10 @@ from penstock.cluster.policies import POLICIES
 from penstock.cluster.router import Router
 from penstock.config.cores import CoreBoard
 from penstock.config.data_parallel import engine_options
-from penstock.config.errors import MemoryPlanError
 from penstock.config.options import EngineOptions
 from penstock.config.ranks import rank_count
 from penstock.host.engine import HostedEngine, Progress, hosted_options, one_engine
-from penstock.host.memory import plan_model
+from penstock.host.memory import FIRST_PROCESS_BYTES, plan_model
 from penstock.host.process_client import ProcessClient, ToldPrefixes
 from penstock.startup.header_plan import this_machine
 from penstock.transfer.prefix_names import PrefixNames
@@ -70,20 +69,14 @@ def memory_of_one(options: EngineOptions) -> int:
 
     Raises:
         CheckpointError: the model cannot be read.
-        MemoryPlanError: it does not fit so many times.
+        MemoryPlanError: it does not fit once; each engine says whether its part is enough.
     """
     count = options.data_parallel_size
-    total = options.memory or int(_SHARE * this_machine().memory_available)
-    alone = replace(options, data_parallel_size=1, device="cpu")
-    planned = plan_model(replace(alone, memory=None), total)
-    weights = planned.plan.weights_bytes if weights_are_shared(options) else 0
-    each = weights + (total - weights) // count - planned.process_bytes
-    if each <= weights:
-        raise MemoryPlanError(
-            f"--data-parallel-size {count}: {planned.plan.where or 'memory'} has room for the weights and for nothing "
-            "beside them. Take fewer engines."
-        )
-    return each
+    total = options.memory or int(_SHARE * this_machine().memory_available) - count * FIRST_PROCESS_BYTES
+    alone = replace(options, data_parallel_size=1, device="cpu", memory=None)
+    planned = plan_model(alone, total + FIRST_PROCESS_BYTES)
+    shared = planned.plan.weights_bytes if weights_are_shared(options) else 0
+    return shared + (total - shared) // count
 
 
 def weights_are_shared(options: EngineOptions) -> bool:
