@@ -25,8 +25,9 @@ from penstock.config.keywords import EngineKeywords
 from penstock.config.names import BUNDLED_MODEL, served_name
 from penstock.config.options import EngineOptions
 from penstock.config.pooling import PoolingParams
+from penstock.config.resolve import validate
 from penstock.config.sampling import SamplingParams
-from penstock.engine.api import EngineInfo
+from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.frontend import Frontend
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.engine.text_pipeline import TextPipeline
@@ -90,7 +91,7 @@ class AsyncLLM:
         chosen = replace(chosen, served_model_name=name)
         self.options = chosen
         self._text = TextPipeline.of(chosen)
-        self._client = ThreadClient(functools.partial(_build, chosen, progress))
+        self._client = _client(chosen, progress)
         self._frontend = Frontend(self._client, self._text, served_name=name, seed=chosen.seed)
         self._starting: asyncio.Task[EngineInfo] | None = None
         self._ids = itertools.count()
@@ -319,6 +320,16 @@ def _check_names(what: str, given: Mapping[str, Any], known: type) -> None:
             near = get_close_matches(name, names, n=1)
             hint = f" did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"unknown {what} {name!r};{hint} known: {', '.join(names)}.")
+
+
+def _client(options: EngineOptions, progress: Progress | None) -> EngineClient:
+    """An engine in a thread of this process; or several, in processes of their own."""
+    if options.data_parallel_size == 1:
+        return ThreadClient(functools.partial(_build, options, progress))
+    from penstock.cluster.engines import cluster  # its libraries are the server's
+
+    validate(options)
+    return cluster(options, progress=progress)
 
 
 def _build(options: EngineOptions, progress: Progress | None) -> tuple[Engine, EngineInfo]:

@@ -16,13 +16,14 @@ import typer
 
 from penstock.cli.command import completion, model_names, one_of, parser_names
 from penstock.cli.named_model import find_model
+from penstock.config.data_parallel import ROUTING_POLICIES
 from penstock.config.environment import read_environment
 from penstock.config.kv_events import HASH_ALGORITHMS
 from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS, MAX_TOP_LOGPROBS, WATERMARK_KEY
 from penstock.config.logprobs import LOGPROBS_MODES
 from penstock.config.model_settings import POOLINGS, with_pooling
 from penstock.config.names import BUNDLED_MODEL
-from penstock.config.options import SHORT_TYPES, EngineOptions, ServerOptions
+from penstock.config.options import ROUTING_SPELLINGS, SHORT_TYPES, EngineOptions, ServerOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
 from penstock.config.resolve import ARITHMETICS, DEVICES, DTYPES, GOALS, ISAS, KV_CACHE_DTYPES, LOAD_FORMATS, POLICIES
 from penstock.library.resolve import UnknownModelError, with_draft_path
@@ -132,6 +133,12 @@ MODEL_FLAGS = (
     flag("eplb_step_interval", int, 1000, _COMPUTE,
          "Steps after which it is looked whether experts are well placed.",
          "--eplb-step-interval", "--eplb-rebalance-num-iterations"),
+    flag("data_parallel_size", int, 1, _COMPUTE,
+         "Engines of the model, among which requests are dealt.",
+         "--data-parallel-size", "-dp", "--dp-size", "--dp"),
+    flag("routing_policy", str, "cost", _SCHEDULING,
+         "How requests are dealt to engines. Default: to the one that will have computed the prompt first.",
+         **one_of(ROUTING_POLICIES, ROUTING_SPELLINGS)),
     flag("max_model_len", int | None, None, _MEMORY, "Longest prompt plus output, tokens. Default: the model's own."),
     flag("goal", str, "balanced", _SCHEDULING,
          "What counts: latency, answers that begin soon and flow evenly; throughput, many tokens in all.",

@@ -27,18 +27,30 @@ def plan(
     """Say what memory a model needs, without loading it. Exit code 1 says that it does not fit."""
     from penstock.startup.engine_spec import make_engine_spec
 
+    count = engine.data_parallel_size
     try:
-        spec = make_engine_spec(engine)
+        spec = make_engine_spec(_of_one(engine) if count > 1 else engine)
     except MemoryPlanError as error:
         if not as_json:
             raise
         typer.echo(json.dumps({"fits": False, "error": str(error)}))
         raise typer.Exit(1) from None
-    facts = describe(spec)
+    facts = {**describe(spec), "engines": count}
     if as_json:
         typer.echo(json.dumps(facts))
     else:
         _print(spec, facts)
+
+
+def _of_one(engine: EngineOptions) -> EngineOptions:
+    """What each of several engines is asked for."""
+    from penstock.cluster.engines import memory_of_one
+    from penstock.config.data_parallel import check_data_parallel, engine_options
+    from penstock.host.engine import hosted_options
+
+    check_data_parallel(engine)
+    hosted = hosted_options(engine)
+    return engine_options(hosted, 0, memory_of_one(hosted))
 
 
 def describe(spec: EngineSpec) -> dict[str, Any]:
@@ -98,5 +110,7 @@ def _print(spec: EngineSpec, facts: dict[str, Any]) -> None:
     )
     settings = [(s["name"], s["value"], s["reason"]) for s in facts["settings"]]
     print_table("Derived settings", ("setting", "value", "because"), settings)
+    if facts["engines"] > 1:
+        typer.echo(f"Note: all of this is of one of {facts['engines']} engines, which map the same weights.")
     for note in facts["notes"]:
         typer.echo(f"Note: {note}.")

@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.foreign.serve_command import UNNEEDED, ServeCommand
 from penstock.cli.options import takes_default_sampling, takes_named_engine_options, takes_server_options
+from penstock.config.data_parallel import check_one_engine
 from penstock.config.environment import read_environment
 from penstock.config.errors import ConfigError
 from penstock.config.names import BUNDLED_MODEL
@@ -50,6 +51,7 @@ def serve(
     SIGTERM or Ctrl-C drains: running requests may finish, new ones are refused.
     """
     from penstock.cli.terminal import configure_logging, loading_bar
+    from penstock.cluster.engines import make_engine
     from penstock.host.adapters import of_several
     from penstock.server.serve import serve as serve_http
 
@@ -65,6 +67,7 @@ def serve(
         sources, first = _library(engine)
     if sources is not None:
         _check_many(server)
+        check_one_engine(engine, "of several models each has one engine")
         if server.lora_modules:
             modules, sources = of_several(server.lora_modules, sources)
             server = replace(server, lora_modules=modules)
@@ -72,7 +75,7 @@ def serve(
         return
     engine = replace(engine, enable_lora=engine.enable_lora or bool(server.lora_modules or server.lora))
     with loading_bar() as told:
-        serve_http(engine, server, say=lambda text: typer.echo(text), on_progress=told)
+        serve_http(engine, server, say=lambda text: typer.echo(text), on_progress=told, make_engine=make_engine)
 
 
 def _check_many(server: ServerOptions) -> None:

@@ -38,6 +38,7 @@ class EngineStats:
         stages_seconds, stages_computed_seconds: time in which there were steps for the stages of a pipeline, and the
             part of it in which these computed, on an average of them.
         ranks_seconds: of steps, in which this process waited for other ranks or took what they gave.
+        engines: of several engines that serve one model, each one's; () of one.
     """
 
     running: int = 0
@@ -85,3 +86,4 @@ class EngineStats:
     stages_seconds: float = 0.0
     stages_computed_seconds: float = 0.0
     ranks_seconds: float = 0.0
+    engines: tuple[EngineStats, ...] = ()

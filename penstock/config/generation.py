@@ -35,6 +35,7 @@ class GenerationRequest:
         priority: lower is sooner, under the priority policy.
         cache_salt: requests share cached prefixes only with requests of the same salt.
         retention: how long what it computes is to stay in the prefix cache.
+        session: what requests of one conversation have in common, where clients say so; routers may keep them together.
         owner: who sent it: the digest of an API key, "" where there are none.
         grammar: what the answer must follow (what comes after the reasoning, of a model that reasons).
         tool_choice: whether the answer may or must call the tools.
@@ -59,6 +60,7 @@ class GenerationRequest:
     add_special_tokens: bool | None = None
     priority: int = 0
     cache_salt: str = ""
+    session: str = ""
     owner: str = ""
     grammar: Grammar | None = None
     tool_choice: ToolChoice = ANY_TOOL

@@ -29,6 +29,8 @@ class EngineKeywords(TypedDict, total=False):
     enable_eplb: bool
     num_redundant_experts: int
     eplb_step_interval: int
+    data_parallel_size: int
+    routing_policy: str
     max_model_len: int | None
     goal: str
     max_users: int | None

@@ -10,6 +10,15 @@ from penstock.config.logits_processors import spellings
 from penstock.config.model_settings import as_json
 
 GPUS = ("cuda", "rocm", "xpu", "mps")
+ROUTING_SPELLINGS = {
+    "round_robin": "round-robin",
+    "roundrobin": "round-robin",
+    "power_of_two": "power-of-two",
+    "cache_aware": "cache-aware",
+    "prefixaware": "cache-aware",
+    "kvaware": "cost",
+}
+"""What SGLang's router and vLLM's production stack call some of them."""
 SHORT_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -46,6 +55,9 @@ class EngineOptions:
         enable_eplb: experts change places between those, as measured loads say.
         num_redundant_experts: copies of each layer's busiest experts, beside one of each.
         eplb_step_interval: steps after which it is looked whether experts are well placed.
+        data_parallel_size: engines of the model, each of as many processes as the options above say, among which
+            requests are dealt.
+        routing_policy: how they are dealt, one of `config.data_parallel.ROUTING_POLICIES`.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
         goal: what options are derived for: "balanced", "latency" or "throughput".
         max_users: how many ask at the same time, for whom sequences in a step and KV cache are derived; or None.
@@ -117,6 +129,8 @@ class EngineOptions:
     enable_eplb: bool = False
     num_redundant_experts: int = 0
     eplb_step_interval: int = 1000
+    data_parallel_size: int = 1
+    routing_policy: str = "cost"
     max_model_len: int | None = None
     goal: str = "balanced"
     max_users: int | None = None
@@ -166,6 +180,7 @@ class EngineOptions:
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, SHORT_TYPES.get(value, value))
+        object.__setattr__(self, "routing_policy", ROUTING_SPELLINGS.get(self.routing_policy, self.routing_policy))
         for name in ("hf_overrides", "pooler_config", "kv_events_config"):
             object.__setattr__(self, name, as_json(getattr(self, name), name))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock.config.data_parallel import check_data_parallel
 from penstock.config.errors import ConfigError
 from penstock.config.kv_events import HASH_ALGORITHMS, kv_events
 from penstock.config.kv_store import check_store
@@ -154,6 +155,7 @@ def validate(options: EngineOptions) -> None:
     if options.quantize is not None:
         _one_of(options, "quantize", QUANTIZE_FORMATS)
     check_ranks(options)
+    check_data_parallel(options)
     _integer(options, "threads", 1, MAX_THREADS)
     _integer(options, "max_model_len", 1, 2**31 - 1)
     _integer(options, "max_users", 1, 65_536)
@@ -170,11 +172,9 @@ def validate(options: EngineOptions) -> None:
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise _refuse("gpu_memory_utilization", share, "a number above 0, at most 1")
     _integer(options, "pack_cache_size", 0, 2**60)
-    _integer(options, "memory", 1, 2**60)
-    _integer(options, "kv_cache_memory", 1, 2**60)
+    for name in ("memory", "kv_cache_memory", "kv_ram", "kv_disk"):
+        _integer(options, name, 1, 2**60)
     _integer(options, "kv_blocks", 2, 2**31 - 1)
-    _integer(options, "kv_ram", 1, 2**60)
-    _integer(options, "kv_disk", 1, 2**60)
     _integer(options, "kv_store_seconds", 0, 2**31 - 1)
     check_store(options.kv_store, options.kv_store_seconds)
     _integer(options, "depth", 0, 1)

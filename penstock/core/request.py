@@ -50,6 +50,7 @@ class EngineRequest:
         pin: its prompt stays in the cache for a time.
         ask: it is a question about the cache, of which nothing is computed.
         retention: how long what it computes is to stay in the cache.
+        session: what requests of one conversation have in common, where that is known; routers may keep them together.
         counted: whether metrics count it; what the engine asks of itself is not.
     """
 
@@ -72,6 +73,7 @@ class EngineRequest:
     pin: Pin | None = None
     ask: Ask | None = None
     retention: Retention = NO_RETENTION
+    session: str = ""
     counted: bool = True
 
     def __post_init__(self) -> None:

@@ -121,6 +121,7 @@ class Frontend:
                 cache_salt=request.cache_salt,
                 owner=request.owner,
                 retention=request.retention,
+                session=request.session,
                 grammar=grammar,
                 thinking=self._thinking(request, reading, grammar is not None),
                 speculate=0 if media else self._drafts(sampling),

@@ -48,6 +48,7 @@ class Launch(msgspec.Struct, frozen=True):
         parent: process id of the client; the engine ends when that process does.
         cores: descriptor of the file in which engines of one host note who works (`config.cores`); None for one alone.
         place: its own there.
+        prefixes: the seed of names by which it tells what it has cached (`transfer.prefix_names`); "" to tell nothing.
     """
 
     options: EngineOptions
@@ -57,6 +58,7 @@ class Launch(msgspec.Struct, frozen=True):
     parent: int
     cores: int | None = None
     place: int = 0
+    prefixes: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -144,6 +146,12 @@ class Paced(msgspec.Struct, frozen=True, tag=True):
     pace: Pace
 
 
+class Prefixes(msgspec.Struct, frozen=True, tag=True):
+    """Names of blocks that can be found now, and less than 0 of those that cannot any more, in order."""
+
+    news: list[int]
+
+
 class Unattached(msgspec.Struct, frozen=True, tag=True):
     """To the first client: another one, which asked to be attached, cannot be told anything."""
 
@@ -162,7 +170,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Submit | Cancel | EndReasoning | Tell | StatsQuery | Attach | Detach
-Event = Progress | Ready | Outputs | Refused | Stats | Paced | Unattached | Heartbeat | Fatal
+Event = Progress | Ready | Outputs | Refused | Stats | Paced | Prefixes | Unattached | Heartbeat | Fatal
 
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from penstock.engine.event_sockets import Clients, EventSocket
 from penstock.engine.messages import MessageError
 from penstock.engine.watched_time import WatchedTime
 from penstock.engine.work_record import WorkRecord
+from penstock.startup.prefix_news import telling_prefixes
 from penstock.startup.shortage import shortage_as_plan_error
 
 if TYPE_CHECKING:
@@ -106,8 +107,10 @@ def serve(
     heart: Heart,
     wake: socket.socket,
     cores: CoreShare | AllCores,
+    tell: Callable[[], None],
 ) -> int:
-    """Takes commands and steps until a signal makes `wake` readable; sleeps while there is nothing to do.
+    """Takes commands and steps until a signal makes `wake` readable; sleeps while there is nothing to do. `tell` tells
+    what is known only after a step.
 
     Returns:
         The signal's number.
@@ -139,6 +142,7 @@ def serve(
             cores.work()
         heart.step_began = time.monotonic()
         driver.step()
+        tell()
         heart.step_began = None
 
 
@@ -225,10 +229,12 @@ def run(launch: messages.Launch) -> int:
         clients = Clients(context, events)
         driver = EngineDriver(engine, clients)
         cores = share_of_cores(launch)
+        cache = engine.scheduler.cache
+        tell = telling_prefixes(cache, launch.prefixes, lambda news: events.send(messages.Prefixes(news)))
         closing = contextlib.closing
         with closing(clients), closing(driver), closing(cores), wake_on_signal() as wake:
             events.send(messages.Ready(info))
-            orphaned = serve(driver, info, commands, clients, heart, wake, cores) == _ORPHANED
+            orphaned = serve(driver, info, commands, clients, heart, wake, cores, tell) == _ORPHANED
     except Exception as error:
         events.send(last_words(error))
         return 1

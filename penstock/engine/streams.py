@@ -107,6 +107,11 @@ class OutputStream:
         """Another engine is sent the request, which waits since its first arrival."""
         self._sent = monotonic()
 
+    def belongs_to(self, clock: WatchedTime, close: Callable[[OutputStream], None]) -> None:
+        """Another table has it from now on: its clock, and what is told when the reader leaves."""
+        self._clock, self._close = clock, close
+        self._last_read = clock.seconds()
+
     def push(self, output: EngineOutput) -> None:
         """Buffers an output; a full buffer is compacted to one output a sequence, so no token is lost."""
         self.admitted = True
@@ -195,6 +200,18 @@ class StreamTable:
         if not stream.queued:
             stream.queued = True
             stream.work = self.waiting.enter_again(stream.request, stream.work, stream.tokens)
+
+    def give_away(self, stream: OutputStream) -> None:
+        """A request goes on in another engine, and in that one's table."""
+        self._dequeue(stream)
+        self._live.pop(stream.request.request_id, None)
+
+    def adopt(self, stream: OutputStream) -> None:
+        """A request that had begun in another engine waits for this one."""
+        self._live[stream.request.request_id] = stream
+        stream.belongs_to(self._clock, self._closed_by_reader)
+        stream.queued = False
+        self.wait_again(stream)
 
     def live(self) -> Sequence[OutputStream]:
         """Requests that have not ended, in order of arrival."""

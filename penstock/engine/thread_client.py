@@ -11,13 +11,13 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.counting import ended
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.policies.pace import Pace
 from penstock.core.policies.pause import Control
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.engine.api import EngineInfo, EngineState
-from penstock.engine.counting import ended
 from penstock.engine.driver import EngineDriver
 from penstock.engine.streams import OutputStream, StreamTable
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.config.counting import together
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ModelUnavailableError
 from penstock.config.options import EngineOptions
-from penstock.engine.counting import together
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.host import front_messages as front

@@ -50,11 +50,11 @@ class EngineChild:
         options: EngineOptions,
         context: zmq.Context[zmq.Socket[bytes]],
         on_event: Callable[[messages.Event], None],
-        cores: int | None = None,
-        place: int = 0,
+        cores: tuple[int, int] | None = None,
+        prefixes: str = "",
     ) -> None:
-        """`on_event` gets every event but Ready, Fatal and Heartbeat; `cores` and `place` are where it notes that it
-        works. Raises ConfigError for too long a TMPDIR.
+        """`on_event` gets every event but Ready, Fatal and Heartbeat; `cores` are the file and the place in it where it
+        notes that it works; `prefixes` as of Launch. Raises ConfigError for too long a TMPDIR.
         """
         self._directory = private_directory()
         self._launch = messages.Launch(
@@ -63,8 +63,9 @@ class EngineChild:
             f"ipc://{self._directory / secrets.token_hex(8)}",
             str(self._directory / "work"),
             os.getpid(),
-            cores,
-            place,
+            None if cores is None else cores[0],
+            0 if cores is None else cores[1],
+            prefixes,
         )
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()

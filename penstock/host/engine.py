@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.config.cores import CoreBoard
+from penstock.config.data_parallel import check_one_engine
 from penstock.config.environment import pack_folder
 from penstock.config.errors import EngineDeadError
 from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import EngineOptions
-from penstock.engine.api import EngineClient
+from penstock.core.policies.pause import Control
+from penstock.engine.api import EngineClient, EngineState
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.host.process_client import ProcessClient
 from penstock.library.resolve import resolve, with_draft_path
@@ -25,6 +27,45 @@ class HostedEngine(EngineClient, Protocol):
 
     async def given_up(self) -> EngineDeadError:
         """Returns, with why, when nobody tries any more."""
+
+
+@runtime_checkable
+class RestingEngine(Protocol):
+    """An engine that can hold nothing until it is woken."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    def control(self, control: Control) -> None:
+        """As EngineClient."""
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether nobody else uses this engine, who would take its sleep for its death."""
+
+    async def sleep(self) -> None:
+        """Ends its process, and with it all it holds; requests that wait go on once it has been woken.
+
+        Raises:
+            EngineDeadError: the engine is not ready.
+        """
+
+    async def wake(self) -> None:
+        """Starts a sleeping engine again; does nothing where it is awake.
+
+        Raises:
+            PenstockError: it cannot be started; it sleeps on.
+        """
+
+
+MakeEngine = Callable[[EngineOptions, float | None, Progress | None], HostedEngine]
+"""(options, seconds of work that may wait, told how loading goes) → the engine of a model, which is not started yet."""
+
+
+def one_engine(options: EngineOptions, max_queue_seconds: float | None, progress: Progress | None) -> HostedEngine:
+    """An engine in a process of its own; raises ConfigError where several are asked for, which are made elsewhere."""
+    check_one_engine(options, "this server has one engine")
+    return ProcessClient(options, on_progress=progress, max_queue_seconds=max_queue_seconds)
 
 
 class Engines(Protocol):

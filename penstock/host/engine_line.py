@@ -9,15 +9,15 @@ from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from penstock.config.counting import ended, together
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.policies.pause import Control
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine import messages, request_names
-from penstock.engine.counting import ended, together
 from penstock.engine.messages import MessageError
 from penstock.engine.streams import OutputStream, StreamTable
-from penstock.host.resumption import CANNOT_GO_ON, Resumption
+from penstock.host.resumption import CANNOT_GO_ON, Past, Resumption
 
 STATS_TIMEOUT_S = 1.0
 Send = Callable[[bytes], None]
@@ -84,6 +84,22 @@ class EngineLine:
         if not self.resumption.hold(stream):
             self._send(frame)
         return stream
+
+    def adopt(self, stream: OutputStream, past: Past) -> None:
+        """A request of another engine goes on here, from what is known of its answers."""
+        self.streams.adopt(stream)
+        self.resumption.adopt(stream, past)
+
+    def leave(self, stream: OutputStream) -> None:
+        """A request goes on elsewhere: what the engine, which is there, still says of it counts for nothing."""
+        name = stream.request.request_id
+        if self.resumption.holds(stream):
+            self.resumption.drop(stream)
+        elif self._send is not None:
+            with contextlib.suppress(EngineDeadError, MessageError):
+                self._send(messages.encode(messages.Cancel(name)))
+        self.streams.give_away(stream)
+        self.resumption.go_on()  # it may have been the one on trial
 
     def _send_again(self, stream: OutputStream) -> None:
         """Sends a request; to an engine that has gone it is as if it had not been."""

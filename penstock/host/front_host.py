@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from penstock.config.cores import CoreBoard
+from penstock.config.counting import together
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import ModelUnavailableError, RequestError
 from penstock.config.options import EngineOptions
-from penstock.engine.counting import together
 from penstock.host import front_messages as front
 from penstock.host.engine import HostedEngine, ProcessEngines, Progress
 from penstock.host.entry import ModelEntry

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.config.counting import ended, together
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import EngineDeadError, MemoryPlanError, ModelUnavailableError, PenstockError
 from penstock.config.options import EngineOptions
-from penstock.engine.counting import ended, together
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.host.engine import Engines, HostedEngine, Progress

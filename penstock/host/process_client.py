@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import zmq
@@ -52,6 +52,19 @@ class Watcher(Protocol):
         """It was closed, or nobody tries to start it again any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToldPrefixes:
+    """Who is told which blocks an engine has cached.
+
+    Attributes:
+        seed: of their names (`transfer.prefix_names`).
+        tell: called with names of blocks that came, and less than 0 of those that went, in order.
+    """
+
+    seed: str
+    tell: Callable[[list[int]], None]
+
+
 class ProcessClient:
     """EngineClient over one engine process, restarted when it dies. Belongs to the event loop that awaited `start`.
 
@@ -68,16 +81,18 @@ class ProcessClient:
         max_queue_seconds: float | None = None,
         watcher: Watcher | None = None,
         cores: CoreBoard | None = None,
+        told_prefixes: ToldPrefixes | None = None,
     ) -> None:
         """`on_progress` is told (bytes loaded, bytes in all) while weights load.
 
         `max_queue_seconds` of work may wait before calls are refused, None for any. `cores` are shared with the other
-        engines that note there when they work.
+        engines that note there when they work. `told_prefixes` are who wants to know what it has cached.
         """
         self._options = options
         self._on_progress = on_progress
         self._watcher = watcher
         self._cores = cores
+        self._told_prefixes = told_prefixes
         self._place = None if cores is None else cores.take()
         self._line = EngineLine(max_queue_seconds=max_queue_seconds)
         self._state = EngineState.STARTING
@@ -114,6 +129,11 @@ class ProcessClient:
         if self._info is None:
             raise EngineDeadError(self._why_stopped)
         return self._info
+
+    @property
+    def line(self) -> EngineLine:
+        """The requests of this client."""
+        return self._line
 
     @property
     def pid(self) -> int:
@@ -216,8 +236,9 @@ class ProcessClient:
         """Starts a process and waits until it serves; raises its error if it cannot."""
         assert self._context is not None
         try:
-            shared = None if self._cores is None or self._place is None else self._cores.file
-            self._child = EngineChild(self._options, self._context, self._on_event, shared, self._place or 0)
+            shared = None if self._cores is None or self._place is None else (self._cores.file, self._place)
+            seed = "" if self._told_prefixes is None else self._told_prefixes.seed
+            self._child = EngineChild(self._options, self._context, self._on_event, shared, seed)
             self._info = await self._child.start()
         except PenstockError:
             await self._drop_child()
@@ -294,6 +315,9 @@ class ProcessClient:
             case messages.Progress(done=done, total=total):
                 if self._on_progress is not None:
                     self._on_progress(done, total)
+            case messages.Prefixes(news=news):
+                if self._told_prefixes is not None:
+                    self._told_prefixes.tell(news)
             case messages.Unattached(client=client):
                 if self._watcher is not None:
                     self._watcher.unattached(client)

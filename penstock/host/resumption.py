@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Set
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.streams import OutputStream, StreamTable
@@ -21,6 +21,19 @@ CANNOT_GO_ON: Final = "The engine stopped unexpectedly while this request was ru
 _log = logging.getLogger(__name__)
 
 
+class Past(NamedTuple):
+    """What is known of the engines that a live request has had: those that worked on it when they died, and those that
+    had been sent it and had not begun.
+    """
+
+    deaths: int = 0
+    unseen: int = 0
+
+
+Move = Callable[[OutputStream, Past], bool]
+"""Has a request go on in another engine that is there; False where there is none."""
+
+
 class Resumption:
     """Requests between two engines, and those whose turn in the new one has not come.
 
@@ -31,6 +44,7 @@ class Resumption:
     Attributes:
         resumed: how many have come back.
         waits: there is an engine, and it is not the turn of these requests: none is sent, new ones neither.
+        move: where there are several engines; requests of one that died need not wait for the next then.
     """
 
     def __init__(self, streams: StreamTable, send: Callable[[OutputStream], None]) -> None:
@@ -44,6 +58,7 @@ class Resumption:
         self._passes_at = 0  # so many tokens of the one on trial
         self.resumed = 0
         self.waits = False
+        self.move: Move = lambda stream, past: False
 
     def holds(self, stream: OutputStream) -> bool:
         """Whether the engine has not been sent this request yet."""
@@ -65,6 +80,19 @@ class Resumption:
         """A request that is held back is not wanted any more."""
         del self._held[_name(stream)]
 
+    def adopt(self, stream: OutputStream, past: Past) -> None:
+        """A request of another engine goes on here, in its turn among those that come back."""
+        name = _name(stream)
+        self._deaths[name], self._unseen[name] = past
+        self._held[name] = stream
+        self.go_on()
+
+    def move_held(self) -> None:
+        """Has requests that are held go on in another engine, as far as there is one."""
+        for name, stream in [*self._held.items()]:
+            if self.move(stream, Past(self._deaths[name], self._unseen[name])):
+                del self._held[name]
+
     def died(self, worked_on: Set[str] | None, *, alone: bool = True) -> None:
         """The engine is gone.
 
@@ -78,7 +106,7 @@ class Resumption:
             name = _name(stream)
             if stream.closed or stream.unwanted:  # it may have died before it did as it was told
                 self._streams.end(stream, FinishReason.CANCELLED)
-            elif _had_arrays(stream.request):  # which have gone with the engine
+            elif needs_its_engine(stream.request):  # which have gone with the engine
                 self._streams.end(stream, FinishReason.ERROR, CANNOT_GO_ON)
             elif name in self._held or self._only_waited(name, worked_on):
                 others.append(stream)
@@ -94,6 +122,7 @@ class Resumption:
         self._held = {_name(stream): stream for stream in (*suspects, *others)}
         for stream in self._held.values():
             self._streams.wait_again(stream)
+        self.move_held()
 
     def _only_waited(self, name: str, worked_on: Set[str] | None) -> bool:
         """Whether an engine that was sent a request died without having begun it, which nobody believes for ever."""
@@ -124,8 +153,8 @@ class Resumption:
                 self._tried = None
 
 
-def _had_arrays(request: EngineRequest) -> bool:
-    """Whether it needs what the engine had been given besides the request."""
+def needs_its_engine(request: EngineRequest) -> bool:
+    """Whether it needs what the engine had been given besides the request, so that it cannot go on in another."""
     return request.encoder is not None or any(span.rows is None for span in request.media)
 
 

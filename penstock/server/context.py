@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 
+from penstock.config.counting import together
 from penstock.config.engine_stats import EngineStats
 from penstock.config.errors import (
     EngineDeadError,
@@ -20,7 +21,6 @@ from penstock.config.errors import (
     format_value,
 )
 from penstock.engine.api import EngineState
-from penstock.engine.counting import together
 from penstock.host.adapters import AdapterNames
 from penstock.host.figures import summed
 from penstock.server.errors import not_ready

@@ -169,7 +169,7 @@ class ModelMetrics:
 
     def families(self, figures: EngineFigures) -> Iterator[Metric]:
         """Every figure, with the model's name."""
-        sources: list[Metric] = [*_engine_families(figures.stats, figures.cache), *_hosted_families(figures)]
+        sources: list[Metric] = [*_of_engines(figures.stats, figures.cache), *_hosted_families(figures)]
         sources += self._llamacpp(figures.stats)
         sources += self.adapters.families()
         for histogram in self._sources:
@@ -279,6 +279,19 @@ def _under_all_names(metric: Metric, samples: Iterable[Sample]) -> Iterator[Metr
         renamed = Metric(name, metric.documentation, metric.type, metric.unit if name == metric.name else "")
         renamed.samples = [sample._replace(name=name + sample.name.removeprefix(metric.name)) for sample in samples]
         yield renamed
+
+
+def _of_engines(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[Metric]:
+    """What engines count: where several serve a model, of each one with its number, as vLLM has it."""
+    found: dict[str, Metric] = {}
+    for number, own in enumerate(stats.engines or (stats,)):
+        for metric in _engine_families(own, cache):
+            if stats.engines:
+                metric.samples = [s._replace(labels={"engine": str(number)} | s.labels) for s in metric.samples]
+            known = found.setdefault(metric.name, metric)
+            if known is not metric:
+                known.samples += metric.samples
+    yield from found.values()
 
 
 def _accepted_by_position(stats: EngineStats) -> Metric:

@@ -33,6 +33,7 @@ def text_request(
         add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
         cache_salt=cache_salt(body),
+        session=session_of(body),
         retention=retention_of(body),
         owner="" if sent is None else owner_of(sent),
     )
@@ -41,6 +42,11 @@ def text_request(
 def cache_salt(body: RequestBody) -> str:
     """Who may find what is computed of a body's prompts: nobody else, where it wants nothing from the cache."""
     return uuid.uuid4().hex if getattr(body, "cache_prompt", None) is False else body.cache_salt or ""
+
+
+def session_of(body: RequestBody) -> str:
+    """What a body's conversation is known by: "" where it does not say."""
+    return str(getattr(body, "prompt_cache_key", None) or getattr(body, "user", None) or "")
 
 
 def check_shared(requests: Sequence[GenerationRequest]) -> None:

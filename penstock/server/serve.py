@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote
 import uvicorn
 
 from penstock.config import limits
+from penstock.config.data_parallel import check_one_engine
 from penstock.config.environment import read_environment
 from penstock.config.errors import ConfigError, ParameterError
 from penstock.config.logs import log_handler
@@ -33,7 +34,7 @@ from penstock.config.sampling import SamplingParams
 from penstock.engine.api import EngineInfo
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.host.process_client import ProcessClient
+from penstock.host.engine import MakeEngine, one_engine
 from penstock.server.auth import ApiKeys, check_exposure, check_origins
 from penstock.server.crowd import Crowd, CrowdedProtocol, connection_limit, raise_file_limit
 from penstock.server.kserve_grpc.beside import check_grpc, grpc_beside
@@ -130,6 +131,7 @@ def serve(
     *,
     say: Callable[[str], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    make_engine: MakeEngine = one_engine,
 ) -> None:
     """Serves a model until SIGTERM or SIGINT; returns when everything has ended.
 
@@ -139,15 +141,19 @@ def serve(
     Args:
         say: told what the person who started the server should read; by default prints it.
         on_progress: told (bytes loaded, bytes in all) while weights load.
+        make_engine: makes what answers.
 
     Raises:
         ConfigError: an option is out of range, or the address cannot be used or would be open to others without a key.
         PenstockError: the engine cannot start; the message is its own. Or it died and cannot be started again.
     """
     validate(engine_options)
-    work = _serve
     if server_options.api_server_count > 1:
         from penstock.server.serve_front import serve_front as work
+
+        check_one_engine(engine_options, "with --api-server-count there is one engine for all HTTP processes")
+    else:
+        work = functools.partial(_serve, make_engine=make_engine)
     run(server_options, lambda listener: work(engine_options, server_options, listener, say or _print, on_progress))
 
 
@@ -249,12 +255,13 @@ async def _serve(
     listener: socket.socket,
     say: Callable[[str], None],
     on_progress: Callable[[int, int], None] | None,
+    make_engine: MakeEngine,
 ) -> None:
     name = engine_options.served_model_name or served_name(engine_options.model)
     engine_options = replace(engine_options, served_model_name=name)
     lifecycle, stop = Lifecycle(), asyncio.Event()
     on_signals(lifecycle, stop)
-    client = ProcessClient(engine_options, on_progress=on_progress, max_queue_seconds=options.max_queue_seconds)
+    client = make_engine(engine_options, options.max_queue_seconds, on_progress)
     starting, dead = asyncio.ensure_future(client.start()), asyncio.ensure_future(client.given_up())
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None

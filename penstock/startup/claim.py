@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.config.data_parallel import check_one_engine
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 from penstock.config.ranks import check_ranks, local_ranks, own_threads
@@ -49,6 +50,7 @@ class Claim:
         """
         process = _process()
         check_ranks(options)
+        check_one_engine(options, "here one engine is made")
         asked = own_threads(options)
         if process.claims:
             gc.collect()  # engines that were dropped

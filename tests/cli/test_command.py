@@ -112,6 +112,14 @@ def test_plan_adds_up(penstock: Penstock) -> None:
     assert found["full_length_sequences"] >= 1
 
 
+def test_a_plan_of_several_engines_is_that_of_one_of_them() -> None:
+    asked = ["plan", "--max-model-len", "256", "--memory", "300MiB", "-dp", "2"]
+    found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert found["engines"] == 2
+    assert 150 << 20 < found["bytes"]["available"] < 200 << 20  # half of it, and the weights that both map
+    assert "of one of 2 engines" in CliRunner().invoke(app, asked).stdout
+
+
 def test_a_plan_that_cannot_work_says_what_is_missing_and_the_remedy() -> None:
     refused = CliRunner().invoke(app, ["plan", "--kv-cache-memory", "900TiB"])
     assert refused.exit_code == 1

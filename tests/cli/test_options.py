@@ -80,6 +80,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "max_logprobs": -1, "logprobs_mode": "raw_logits", "hf_overrides": '{"rope_theta": 5.0}',
         "watermark_key": 42, "speculative_config": '{"method": "ngram"}', "pooler_config": '{"dimensions": 4}',
         "kv_ram": 2**22, "kv_disk": 2**23, "kv_disk_path": "kept",
+        "data_parallel_size": 3, "routing_policy": "session",
             "kv_events_config": '{"publisher": "zmq"}', "prefix_caching_hash_algo": "sha256",
         "kv_store": "redis://cache:6379/1", "kv_store_seconds": 60,
         "max_loras": 3, "max_lora_rank": 32, "max_cpu_loras": 9, "max_lora_bytes": 2**21,

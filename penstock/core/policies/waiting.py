@@ -72,6 +72,13 @@ class Waiting:
         """How long the engine will be busy with what waits; 0 as long as nobody knows how fast it is."""
         return self._seconds(self._all)
 
+    def left(self, live: int) -> Work:
+        """What is expected to be computed yet of so many live requests: all of those that wait, and of each other one
+        half an answer.
+        """
+        lengths = self._lengths or (_FIRST_GUESS,)
+        return Work(self._all.prompt, self._all.output + (live - self.requests) * sum(lengths) / len(lengths) / 2)
+
     @contextmanager
     def arriving(self, owner: str) -> Iterator[None]:
         """Counts a call whose requests are made meanwhile; raises OverloadedError as `check_room`."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from penstock.config.errors import EngineDeadError, PenstockError
 from penstock.core.policies.pause import Control
 from penstock.engine.api import EngineState
-from penstock.host.process_client import ProcessClient
+from penstock.host.engine import RestingEngine
 from penstock.server.auth import AdminKeys
 from penstock.server.body import read_query
 from penstock.server.context import ServerContext
@@ -38,14 +38,14 @@ class _Sleeper:
         self._context, self._keys = context, keys
         self._engines = Engines(context, keys)
 
-    def client(self, request: Request) -> ProcessClient:
+    def client(self, request: Request) -> RestingEngine:
         """The engine; raises HttpError 501 where there is none that can sleep, and 403 for who may not tell it to."""
         self._keys.check_admin(request.headers)
         path = request.url.path
         if self._context.models.host is not None:
             raise HttpError(501, f"{path} is not available here. {_SEVERAL}", code="not_available")
         (client,) = self._context.models.engines().values()
-        if not isinstance(client, ProcessClient) or not client.can_sleep:
+        if not isinstance(client, RestingEngine) or not client.can_sleep:
             raise HttpError(501, f"{path} is not available here. {_SHARED}", code="not_available")
         return client
 
