@@ -233,9 +233,8 @@ def make_engine_spec(
     settings += (*_notes(model, plan, plans, kernels), *rank_notes(concrete, stages, model))
     return EngineSpec(
         checkpoint, facts, concrete, model, group_layers(model.cache_specs), kernels,
-        hold(model, stages[0], plans), ranks,
-        plan=plan, settings=tuple(settings), limits=limits, draft=draft, stages=stages, fullest=fullest,
-        whole=plans if len(stages) > 1 else (),
+        hold(model, stages[0], plans), ranks, plan=plan, settings=tuple(settings), limits=limits, draft=draft,
+        stages=stages, fullest=fullest, whole=plans if len(stages) > 1 else (),
     )  # fmt: skip
 
 
