@@ -122,6 +122,8 @@ MODEL_FLAGS = (
          "How many of these processes, the last ones, join from other machines (penstock worker)."),
     flag("workers_address", str | None, None, _COMPUTE,
          "Where those join, with the token in PENSTOCK_WORKER_TOKEN.", metavar="HOST:PORT"),
+    flag("distributed_executor_backend", str, "mp", _COMPUTE,
+         "What starts processes: mp here, ray on the nodes of a Ray cluster, for all stages but the first."),
     flag("enable_expert_parallel", bool, False, _COMPUTE,
          "Processes that share layers have whole experts each, which they do in any case.",
          "--enable-expert-parallel", "-ep"),

@@ -9,7 +9,7 @@ from typing import Any, Final
 from penstock.config.errors import ConfigError
 from penstock.config.kv_events import kv_events
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import part_of, rank_count
+from penstock.config.ranks import part_of, rank_count, remote_ranks
 
 ROUTING_POLICIES: Final = ("cost", "cache-aware", "session", "adapter", "power-of-two", "round-robin")
 MOST_ENGINES: Final = 64
@@ -39,7 +39,7 @@ def _refusal(options: EngineOptions) -> str:
             f"--device {options.device} is one engine's; several share this machine's cores. Take --device cpu, or "
             "start a server for each GPU."
         )
-    if options.remote_workers:
+    if remote_ranks(options):
         return "workers of other machines join one engine. Leave --remote-workers out, or --data-parallel-size."
     if options.kv_disk:
         return "a folder of copies belongs to one engine. Take --kv-ram, or --kv-store, which engines share."

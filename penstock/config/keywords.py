@@ -25,6 +25,7 @@ class EngineKeywords(TypedDict, total=False):
     pipeline_layer_split: str | None
     remote_workers: int
     workers_address: str | None
+    distributed_executor_backend: str
     enable_expert_parallel: bool
     enable_eplb: bool
     num_redundant_experts: int

@@ -50,7 +50,10 @@ class EngineOptions:
         pipeline_parallel_size: processes that layers are dealt to.
         pipeline_layer_split: layers of each of those, as in "10,12"; None deals them by what a step reads of each.
         remote_workers: how many of these processes, the last ones, are those of other machines.
-        workers_address: HOST:PORT where those join, with the token in PENSTOCK_WORKER_TOKEN; None without any.
+        workers_address: HOST:PORT where those join, with the token in PENSTOCK_WORKER_TOKEN; None without any, or
+            where Ray starts them.
+        distributed_executor_backend: what starts processes: "mp" those of this machine; "ray" has a Ray cluster start
+            those of all stages but the first.
         enable_expert_parallel: processes that share layers have whole experts each, as they have in any case.
         enable_eplb: experts change places between those, as measured loads say.
         num_redundant_experts: copies of each layer's busiest experts, beside one of each.
@@ -125,6 +128,7 @@ class EngineOptions:
     pipeline_layer_split: str | None = None
     remote_workers: int = 0
     workers_address: str | None = None
+    distributed_executor_backend: str = "mp"
     enable_expert_parallel: bool = False
     enable_eplb: bool = False
     num_redundant_experts: int = 0

@@ -11,6 +11,7 @@ from penstock.config.speculation import HEADS, speculation
 
 MOST_COPIES: Final = 4096  # of a layer's experts
 _OVER_ROWS: Final = ("nvfp4", "fp8_block")  # formats of which a scale counts for several rows
+BACKENDS: Final = ("mp", "ray")  # of --distributed-executor-backend
 MOST_RANKS: Final = 8  # processes of one model, which is how many segments sums are cut into
 
 
@@ -19,9 +20,15 @@ def rank_count(options: EngineOptions) -> int:
     return options.tensor_parallel_size * options.pipeline_parallel_size
 
 
+def remote_ranks(options: EngineOptions) -> int:
+    """Those of them that are of other machines, or are started as if they were."""
+    by_ray = options.distributed_executor_backend == "ray" and not options.remote_workers
+    return rank_count(options) - 1 if by_ray else options.remote_workers
+
+
 def local_ranks(options: EngineOptions) -> int:
     """Those of them that are of this machine."""
-    return rank_count(options) - options.remote_workers
+    return rank_count(options) - remote_ranks(options)
 
 
 def check_ranks(options: EngineOptions) -> None:
@@ -43,7 +50,13 @@ def check_ranks(options: EngineOptions) -> None:
         raise ConfigError(
             f"--remote-workers is {remote!r}; allowed: an integer from 0 to {most}, one less than there are processes."
         )
-    if (remote > 0) != (options.workers_address is not None):
+    backend = options.distributed_executor_backend
+    if backend not in BACKENDS:
+        raise ConfigError(f"--distributed-executor-backend is {backend!r}; allowed: {', '.join(BACKENDS)}.")
+    by_ray = backend == "ray"
+    if by_ray and options.pipeline_parallel_size == 1:
+        raise ConfigError("--distributed-executor-backend ray is for stages. Take --pipeline-parallel-size 2 or more.")
+    if not by_ray and (remote > 0) != (options.workers_address is not None):
         raise ConfigError("--remote-workers and --workers-address go together: how many processes join, and where.")
     _check_experts(options)
     if rank_count(options) > 1 and (refused := _refusal(options)):
@@ -53,6 +66,7 @@ def check_ranks(options: EngineOptions) -> None:
 def alone(options: EngineOptions) -> EngineOptions:
     """What a process is asked for that is told its share by another."""
     whole = replace(options, tensor_parallel_size=1, pipeline_parallel_size=1, remote_workers=0, workers_address=None)
+    whole = replace(whole, distributed_executor_backend="mp")
     return replace(whole, enable_expert_parallel=False, enable_eplb=False, num_redundant_experts=0)
 
 
@@ -87,7 +101,7 @@ def _refusal(options: EngineOptions) -> str:
     """What of these options several processes cannot do, and what to do instead; "" where there is nothing."""
     if options.device not in ("auto", "cpu"):
         return f"--device {options.device} is one process's; several compute on CPUs. Take --device cpu."
-    if options.remote_workers and options.tensor_parallel_size > 1:
+    if remote_ranks(options) and options.tensor_parallel_size > 1:
         return (
             "processes that share every layer exchange sums through the memory of one machine. Deal layers to those of "
             "other machines, with --pipeline-parallel-size alone."

@@ -26,6 +26,12 @@ class Door:
         self._listening = joining.listen(host, port)
         self._waiting: dict[bytes, dict[bytes, socket.socket]] = {}
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where workers call, with the port that the system may have chosen."""
+        host, port = self._listening.getsockname()[:2]
+        return host, port
+
     def next(self, wait: float) -> dict[bytes, socket.socket] | None:
         """The connections of a worker, one of each of KINDS, once all are there; looks once, for so many seconds."""
         caller = joining.admit(self._listening, self._token, wait)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.runtime.ranks import joining
-from penstock.startup.workers import run_worker
+from penstock.startup.run_worker import run_worker
 
 AGAIN_S: Final = 1.0  # between two calls where nobody listens
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
+from penstock.config.ranks import remote_ranks
 from penstock.layers.decoder import Block, ParallelMixers, SelfAttention
 from penstock.layers.part import FINAL, WHOLE, ModelPart, layer_input, layer_output
 from penstock.layers.weight import Layer, Weight
@@ -78,7 +79,7 @@ def _head_leads(model: Model, options: EngineOptions) -> bool:
 
     What adapters change of a head is with the last stage.
     """
-    return bool(options.remote_workers) and model.head is not None and not options.enable_lora
+    return bool(remote_ranks(options)) and model.head is not None and not options.enable_lora
 
 
 def work_of(model: Model, plans: Sequence[WeightPlan], *, head_leads: bool = False) -> Work:

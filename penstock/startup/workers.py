@@ -7,20 +7,17 @@ are ended, and the step that runs raises EngineDeadError with the reason.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -41,7 +38,9 @@ from penstock.runtime.ranks.lead import LeadAdapters, LeadDrafts, LeadExecutor, 
 from penstock.runtime.ranks.wire import Wire, WireClosed
 from penstock.startup.door import Door, relay
 from penstock.startup.memory_plan import format_bytes
+from penstock.startup.ray_workers import RayWorkers
 from penstock.startup.rooms import Room
+from penstock.startup.run_worker import run_worker
 from penstock.startup.stage_sockets import StageSockets
 
 if TYPE_CHECKING:
@@ -60,11 +59,6 @@ if TYPE_CHECKING:
 END_S: Final = 5.0  # that workers get to end by themselves
 _WHY_S: Final = 1.0  # until it is known why a wire or a collective has ended
 _ERRORS: Final = MappingProxyType({kind.__name__: kind for kind in (ConfigError, CheckpointError, MemoryPlanError)})
-# With this very package, never a module of the current directory. A terminal's Ctrl-C is for the one that leads.
-PROGRAM: Final = (
-    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append(sys.argv[1]); "
-    "runpy.run_module('penstock.startup.worker_process', None, '__main__')"
-)
 _LOOK_S: Final = 0.5
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -144,6 +138,7 @@ class Workers:
         """
         self.count, self._local = rank_count(options), local_ranks(options)
         self._address = options.workers_address
+        self._started = RayWorkers(options) if options.distributed_executor_backend == "ray" else None
         self._columns = options.tensor_parallel_size  # ranks of a stage
         self._memories = [make_memory(self._columns) for _ in range(options.pipeline_parallel_size)]
         self.group: Group = RankGroup(self._memories[0], 0)
@@ -377,6 +372,8 @@ class Workers:
         for worker in self._workers:
             worker.reap(until - time.monotonic())
             worker.close()
+        if self._started is not None:
+            self._started.close()
 
     def _start(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -384,8 +381,11 @@ class Workers:
         finally:
             for memory in self._memories:  # which all have now
                 os.close(memory)
-        if self._address is not None and self._error is None:
-            self._gather(selector, self._address)
+        if self._local < self.count and self._error is None:
+            try:
+                self._gather(selector)
+            except (ConfigError, EngineDeadError) as error:
+                self._note(error)
         self._sockets.handed_over()
 
     def _start_local(self, selector: selectors.BaseSelector) -> None:
@@ -410,18 +410,18 @@ class Workers:
             self._workers.append(worker)
             self._changed.notify_all()
 
-    def _gather(self, selector: selectors.BaseSelector, address: str) -> None:
+    def _gather(self, selector: selectors.BaseSelector) -> None:
         """Lets workers of other machines join until all are there; those that are may go meanwhile."""
-        try:
-            door = Door(address, worker_token())
-        except ConfigError as error:
-            self._note(error)
-            return
-        with door:
-            log.info("waiting for %d workers at %s", self.count - self._local, address)
+        missing = self.count - self._local
+        with self._started.door() if self._started else Door(self._address or "", worker_token()) as door:
+            if self._started is not None:
+                self._started.start(missing, door)
+            log.info("waiting for %d workers at %s:%d", missing, *door.address)
             while len(self._workers) < self.count - 1 and not self._closing and self._error is None:
                 for key, _ in selector.select(0):
                     self._hear(key.data)
+                if self._started is not None:
+                    self._started.check()
                 joined = door.next(_LOOK_S)
                 if joined is None:
                     continue
@@ -471,17 +471,6 @@ class Workers:
                     self.alarm.ring(self._dead())
             self._changed.notify_all()
         self._stop()
-
-
-def run_worker(ends: Mapping[str, object], passed: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Starts a process with `worker_process.Ends`, and hands these descriptors over.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    words = [str(Path(__file__).resolve().parents[2]), json.dumps(ends)]
-    command = [sys.executable, "-P", "-c", PROGRAM, *words]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=passed)
 
 
 def gone(life: socket.socket) -> bool:

@@ -29,6 +29,7 @@ EXTRAS = (
     "mcp",
     "mooncake",
     "otel",
+    "ray",
     "redis",
     "s3",
 )  # which people install

@@ -22,6 +22,7 @@ from penstock.config.sampling import SamplingParams
 from penstock.core.request import EngineRequest
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
+from penstock.startup import run_worker
 from penstock.startup import workers as workers_module
 
 PROMPTS = ("Once upon a time", "The weather", "One day a little girl named Lily went to the park", "x")
@@ -169,7 +170,7 @@ IMPORTS = "from penstock.config.errors import CheckpointError; import os, signal
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Has workers fail in a way of their own, while they load."""
-    yield lambda how: monkeypatch.setattr(workers_module, "PROGRAM", FAILING.format(failure=IMPORTS + how))
+    yield lambda how: monkeypatch.setattr(run_worker, "PROGRAM", FAILING.format(failure=IMPORTS + how))
     assert not worker_processes()
 
 
@@ -202,6 +203,8 @@ def test_a_start_that_fails_names_the_rank(
         ({"tensor_parallel_size": 4, "pipeline_parallel_size": 4}, r"is 16 processes; one model has at most 8"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, r"Take --device cpu"),
         ({"remote_workers": 1}, r"--remote-workers is 1; allowed: an integer from 0 to 0"),
+        ({"distributed_executor_backend": "uni"}, r"--distributed-executor-backend is 'uni'; allowed: mp, ray\."),
+        ({"distributed_executor_backend": "ray"}, r"ray is for stages"),
         ({"pipeline_parallel_size": 2, "remote_workers": 1}, r"--workers-address go together"),
         (
             {"tensor_parallel_size": 2, "remote_workers": 1, "workers_address": "a:1"},
