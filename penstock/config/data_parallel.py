@@ -72,10 +72,11 @@ def _part(size: int | None, count: int) -> int | None:
 
 
 def _own_endpoints(text: str | None, number: int) -> str | None:
-    """With endpoints of this engine's own: ports go up by one an engine, as vLLM's do, files get its number."""
+    """With this engine's number, and endpoints of its own: ports go up by one an engine, as vLLM's do, files get it."""
     if text is None or kv_events(text) is None:
         return text
     given: dict[str, Any] = json.loads(text)
+    given["data_parallel_rank"] = number
     asked = kv_events(text)
     for name in ("endpoint", "replay_endpoint"):
         endpoint = getattr(asked, name)
