@@ -43,6 +43,12 @@ def _refusal(options: EngineOptions) -> str:
         return "workers of other machines join one engine. Leave --remote-workers out, or --data-parallel-size."
     if options.kv_disk:
         return "a folder of copies belongs to one engine. Take --kv-ram, or --kv-store, which engines share."
+    if (events := kv_events(options.kv_events_config)) is not None:
+        asked = [place for place in (events.endpoint, events.replay_endpoint) if place is not None]
+        places = [_numbered(place, number) for place in asked for number in range(options.data_parallel_size)]
+        fixed = [place for place in places if not place.endswith(":*")]
+        if len({*fixed}) < len(fixed):
+            return "ports of --kv-events-config go up by one an engine. Have its two as far apart as there are engines."
     return ""
 
 
