@@ -23,11 +23,13 @@ class Load:
         seconds: of work, as far as is known.
         requests: that it answers.
         price: seconds that a token of a prompt takes.
+        computed: tokens of prompts that it has computed, since it was first there.
     """
 
     seconds: float
     requests: int
     price: float
+    computed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,17 @@ class Router:
         self._shared = shared
         self._most = MOST_BLOCKS if caching else 0
         self._known = [KnownPrefixes() for _ in range(engines)]
-        self._late = [0.0] * engines  # tokens: what they cost is told anew each time
+        self._late = [0.0] * engines  # tokens that were computed: what they cost is told anew each time
+        self._computed = [0] * engines
         self._keep = 1.0 - 1.0 / (_MEMORY * engines)
 
     def route(self, request: EngineRequest, loads: Mapping[int, Load]) -> Route:
         """Where a request goes, of the engines that there are loads of; at least one."""
         prompt = PromptNames(self._names, request, self._block_size, self._most, shared=self._shared)
         cached = {number: self._known[number].cached(prompt) for number in loads}
+        for number, load in loads.items():
+            self._late[number] += load.computed - self._computed[number]
+            self._computed[number] = load.computed
         least = min(self._late[number] for number in loads)
         seen = []
         for number, load in loads.items():
@@ -80,7 +86,6 @@ class Router:
     def took(self, number: int, request: EngineRequest, route: Route) -> None:
         """An engine was sent the request, whose prompt it will have."""
         self._late = [late * self._keep for late in self._late]
-        self._late[number] += len(request.prompt_ids) - route.cached[number]
         if request.pooling is None:  # of which mostly nothing is kept
             self._known[number].expect(route.names)
 
