@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2, help="of all engines together")
     parser.add_argument("--blocks", type=int, default=256, help="KV blocks of an engine, of 16 tokens")
-    parser.add_argument("--conversations", type=int, default=96)
+    parser.add_argument("--conversations", type=int, default=48)
     parser.add_argument("--at-once", type=int, default=16, help="conversations that are held at a time")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--system", type=int, default=32, help="tokens that all begin with")
