@@ -252,7 +252,8 @@ class ClusterClient:
         loads = {}
         for number, line in lines.items():
             work = line.waiting.left(len(line))
-            loads[number] = Load(pace.seconds(work.prompt, work.output), len(line), _price(pace))
+            seconds, computed = pace.seconds(work.prompt, work.output), line.waiting.computed_tokens
+            loads[number] = Load(seconds, len(line), _price(pace), computed)
         return loads
 
     # -- engines that come and go -------------------------------------------------------------------------------------

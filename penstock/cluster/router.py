@@ -12,7 +12,7 @@ from penstock.config.adapters import adapters_key
 from penstock.core.request import EngineRequest
 from penstock.transfer.prefix_names import PrefixNames
 
-_MEMORY: Final = 32  # requests an engine after which what it was given counts 1/e
+_MEMORY: Final = 64  # requests an engine after which what it was given counts 1/e
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,13 @@ class Load:
         seconds: of work, as far as is known.
         requests: that it answers.
         price: seconds that a token of a prompt takes.
+        computed: tokens of prompts that it has computed, since it was first there.
     """
 
     seconds: float
     requests: int
     price: float
+    computed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,11 @@ class Route:
         engines: their numbers, the best first.
         cached: by number, tokens of the prompt that each is thought to have.
         names: of the prompt's blocks.
-        prices: by number, seconds that a token of a prompt takes.
     """
 
     engines: Sequence[int]
     cached: Mapping[int, int]
     names: Sequence[int]
-    prices: Mapping[int, float]
 
 
 class Router:
@@ -62,28 +62,30 @@ class Router:
         self._shared = shared
         self._most = MOST_BLOCKS if caching else 0
         self._known = [KnownPrefixes() for _ in range(engines)]
-        self._late = [0.0] * engines
+        self._late = [0.0] * engines  # tokens that were computed: what they cost is told anew each time
+        self._computed = [0] * engines
         self._keep = 1.0 - 1.0 / (_MEMORY * engines)
 
     def route(self, request: EngineRequest, loads: Mapping[int, Load]) -> Route:
         """Where a request goes, of the engines that there are loads of; at least one."""
         prompt = PromptNames(self._names, request, self._block_size, self._most, shared=self._shared)
         cached = {number: self._known[number].cached(prompt) for number in loads}
+        for number, load in loads.items():
+            self._late[number] += load.computed - self._computed[number]
+            self._computed[number] = load.computed
         least = min(self._late[number] for number in loads)
-        seen = [
-            Seen(number, load.seconds, load.requests, self._late[number] - least, cached[number], load.price)
-            for number, load in loads.items()
-        ]
+        seen = []
+        for number, load in loads.items():
+            late = load.price * (self._late[number] - least)
+            seen.append(Seen(number, load.seconds, load.requests, late, cached[number], load.price))
         adapters = adapters_key(request.adapters)
         asked = Asked(len(request.prompt_ids), _session(request), str(adapters) if request.adapters else "")
         order = [engine.number for engine in self._policy.order(asked, seen)]
-        prices = {number: load.price for number, load in loads.items()}
-        return Route(order, cached, prompt.own, prices)
+        return Route(order, cached, prompt.own)
 
     def took(self, number: int, request: EngineRequest, route: Route) -> None:
         """An engine was sent the request, whose prompt it will have."""
         self._late = [late * self._keep for late in self._late]
-        self._late[number] += route.prices[number] * (len(request.prompt_ids) - route.cached[number])
         if request.pooling is None:  # of which mostly nothing is kept
             self._known[number].expect(route.names)
 

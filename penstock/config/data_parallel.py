@@ -43,6 +43,12 @@ def _refusal(options: EngineOptions) -> str:
         return "workers of other machines join one engine. Leave --remote-workers out, or --data-parallel-size."
     if options.kv_disk:
         return "a folder of copies belongs to one engine. Take --kv-ram, or --kv-store, which engines share."
+    if (events := kv_events(options.kv_events_config)) is not None:
+        asked = [place for place in (events.endpoint, events.replay_endpoint) if place is not None]
+        places = [_numbered(place, number) for place in asked for number in range(options.data_parallel_size)]
+        fixed = [place for place in places if not place.endswith(":*")]
+        if len({*fixed}) < len(fixed):
+            return "ports of --kv-events-config go up by one an engine. Have its two as far apart as there are engines."
     return ""
 
 
@@ -72,10 +78,11 @@ def _part(size: int | None, count: int) -> int | None:
 
 
 def _own_endpoints(text: str | None, number: int) -> str | None:
-    """With endpoints of this engine's own: ports go up by one an engine, as vLLM's do, files get its number."""
+    """With this engine's number, and endpoints of its own: ports go up by one an engine, as vLLM's do, files get it."""
     if text is None or kv_events(text) is None:
         return text
     given: dict[str, Any] = json.loads(text)
+    given["data_parallel_rank"] = number
     asked = kv_events(text)
     for name in ("endpoint", "replay_endpoint"):
         endpoint = getattr(asked, name)

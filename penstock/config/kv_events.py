@@ -29,6 +29,7 @@ class KVEvents:
         layout: one of LAYOUTS: events as maps, or as arrays, as vLLM and SGLang had them before.
         block_hashes: one of HASHES: the last 64 bits as a number, or all 32 bytes; None as
             VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES says.
+        data_parallel_rank: number of the engine among those of the model, which every batch tells.
     """
 
     endpoint: str = "tcp://*:5557"
@@ -39,6 +40,7 @@ class KVEvents:
     topic: str = ""
     layout: str = "map"
     block_hashes: str | None = None
+    data_parallel_rank: int = 0
 
 
 def kv_events(text: str | None) -> KVEvents | None:
@@ -71,8 +73,8 @@ def _check(name: str, value: Any) -> None:
             return
         if not (isinstance(value, str) and _is_endpoint(value)):
             raise _refused(name, value, "tcp://HOST:PORT (* for every address of this machine) or ipc:///path")
-    elif name in ("buffer_steps", "hwm", "max_queue_size"):
-        least = 0 if name == "buffer_steps" else 1
+    elif name in ("buffer_steps", "hwm", "max_queue_size", "data_parallel_rank"):
+        least = 0 if name in ("buffer_steps", "data_parallel_rank") else 1
         if not (type(value) is int and least <= value <= _MOST):
             raise _refused(name, value, f"an integer from {least} to {_MOST}")
     elif name == "topic":

@@ -120,9 +120,9 @@ class Resumption:
         self._deaths = Counter({name: self._deaths[name] for name in live & self._deaths.keys()})
         self._unseen = Counter({name: self._unseen[name] for name in live & self._unseen.keys()})
         self._held = {_name(stream): stream for stream in (*suspects, *others)}
+        self.move_held()
         for stream in self._held.values():
             self._streams.wait_again(stream)
-        self.move_held()
 
     def _only_waited(self, name: str, worked_on: Set[str] | None) -> bool:
         """Whether an engine that was sent a request died without having begun it, which nobody believes for ever."""

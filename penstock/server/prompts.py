@@ -32,9 +32,7 @@ def text_request(
         rows=(prompt,) if isinstance(prompt, GivenRows) else (),
         add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
-        cache_salt=cache_salt(body),
-        session=session_of(body),
-        retention=retention_of(body),
+        **of_cache(body),
         owner="" if sent is None else owner_of(sent),
     )
 
@@ -44,9 +42,10 @@ def cache_salt(body: RequestBody) -> str:
     return uuid.uuid4().hex if getattr(body, "cache_prompt", None) is False else body.cache_salt or ""
 
 
-def session_of(body: RequestBody) -> str:
-    """What a body's conversation is known by: "" where it does not say."""
-    return str(getattr(body, "prompt_cache_key", None) or getattr(body, "user", None) or "")
+def of_cache(body: RequestBody) -> dict[str, Any]:
+    """The fields of a request that say who finds its prefixes again, for how long, and which conversation it is of."""
+    session = getattr(body, "prompt_cache_key", None) or getattr(body, "user", None) or ""
+    return {"cache_salt": cache_salt(body), "session": str(session), "retention": retention_of(body)}
 
 
 def check_shared(requests: Sequence[GenerationRequest]) -> None:

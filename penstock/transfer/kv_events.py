@@ -52,13 +52,14 @@ class EventWriter:
         """`below` is the medium of the tier below."""
         self._numbers = asked.block_hashes == "int"
         self._maps = asked.layout == "map"
+        self._rank = asked.data_parallel_rank
         self._hasher = hasher
         self._groups = groups
         self._below = below
 
     def batch(self, notes: Sequence[Note], now: float) -> bytes:
         """The events of these notes, as msgpack."""
-        return msgspec.msgpack.encode([now, list(self._events(notes)), 0])
+        return msgspec.msgpack.encode([now, list(self._events(notes)), self._rank])
 
     def _events(self, notes: Sequence[Note]) -> Iterator[Any]:
         run: list[Told] = []

@@ -14,7 +14,7 @@ import pytest
 from penstock.cluster.client import ClusterClient, Life, Watching
 from penstock.cluster.policies import POLICIES
 from penstock.cluster.router import Router
-from penstock.config.cache_asks import Ask
+from penstock.config.cache_asks import Ask, Pin
 from penstock.config.errors import CheckpointError, EngineDeadError, RequestError
 from penstock.config.options import EngineOptions
 from penstock.config.sampling import SamplingParams
@@ -233,6 +233,25 @@ async def test_all_engines_are_asked_for_pins(client: ClusterClient) -> None:
     ask = EngineRequest("ask", (1,), SamplingParams(max_tokens=1), ask=Ask("unpin", "none"))
     assert (await anext(client.submit(ask))).answer == {"deleted": False}
     assert leftovers(client) == 0
+
+
+async def test_a_pin_is_in_one_engine(folder: Path) -> None:
+    client = cluster(2, "round-robin")
+    await client.start()
+    try:
+        for prompt in (range(50), range(1, 51), range(2, 52)):  # each goes to the other engine
+            how = SamplingParams(max_tokens=2, temperature=0.0)
+            await read(client.submit(EngineRequest("r", tuple(prompt), how, owner="o", pin=Pin("p", 60.0))))
+            ask = EngineRequest("ask", (1,), SamplingParams(max_tokens=1), owner="o", ask=Ask("pins"))
+            answer = (await anext(client.submit(ask))).answer
+            assert answer is not None and [pin["name"] for pin in answer["pins"]] == ["p"]
+            told = [await anext(engine.submit(ask)) for engine in client.engines]
+            assert sum(len((one.answer or {})["pins"]) for one in told) == 1
+        ask = EngineRequest("ask", (1,), SamplingParams(max_tokens=1), owner="o", ask=Ask("unpin", "p"))
+        assert (await anext(client.submit(ask))).answer == {"deleted": True}
+        assert leftovers(client) == 0
+    finally:
+        await client.close()
 
 
 async def test_an_engine_that_cannot_start_ends_the_start(folder: Path) -> None:

@@ -132,7 +132,9 @@ def simulated(policy: str, at_once: int, room: int) -> list[Engine]:
     engines = [Engine() for _ in range(ENGINES)]
     for number, (session, prompt) in enumerate(conversations(96, 6, 32, 128)):
         request = EngineRequest(str(number), prompt, SamplingParams(max_tokens=1), session=session)
-        loads = {at: Load(sum(engine.queue), len(engine.queue), PRICE) for at, engine in enumerate(engines)}
+        loads = {
+            at: Load(sum(engine.queue), len(engine.queue), PRICE, engine.computed) for at, engine in enumerate(engines)
+        }
         route = router.route(request, loads)
         router.took(route.engines[0], request, route)
         router.hear(route.engines[0], engines[route.engines[0]].take(list(route.names), len(prompt), room))

@@ -32,6 +32,17 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
         validate(EngineOptions(**given))
 
 
+def test_ports_of_events_may_not_meet() -> None:
+    for replay, meets in ((5558, True), (5559, True), (5560, False), (5554, False)):
+        config = json.dumps({"enable_kv_cache_events": True, "replay_endpoint": f"tcp://*:{replay}"})
+        options = EngineOptions(data_parallel_size=3, kv_events_config=config)
+        if meets:
+            with pytest.raises(ConfigError, match="as far apart as there are engines"):
+                check_data_parallel(options)
+        else:
+            check_data_parallel(options)
+
+
 def test_where_one_engine_is_made_several_are_refused() -> None:
     check_one_engine(EngineOptions(), "here one engine is made")
     with pytest.raises(ConfigError, match="--data-parallel-size 2: here one engine is made"):

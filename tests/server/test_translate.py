@@ -15,6 +15,7 @@ from penstock.server.dialects.ollama.translate import chat_call as ollama_chat_c
 from penstock.server.dialects.ollama.translate import generate_call
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call
+from penstock.server.prompts import of_cache
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"seats": 2}'}}
@@ -412,3 +413,11 @@ def test_no_effort_is_no_thinking() -> None:
     assert "enable_thinking" not in chat(reasoning_effort="low").requests[0].template_kwargs
     own = chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
     assert own.requests[0].template_kwargs["enable_thinking"] is True
+
+
+def test_a_body_says_which_conversation_it_is_of() -> None:
+    message = [{"role": "user", "content": "Hi"}]
+    for given, session in (({}, ""), ({"user": "u"}, "u"), ({"user": "u", "prompt_cache_key": "c"}, "c")):
+        body = ChatBody.model_validate({"messages": message, "cache_salt": "s", **given})
+        assert of_cache(body)["session"] == session
+        assert of_cache(body)["cache_salt"] == "s"

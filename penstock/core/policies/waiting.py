@@ -60,6 +60,7 @@ class Waiting:
         self._owners: dict[str, _Load] = {}  # of those who have something waiting
         self._mean = Work(0.0, 0.0)
         self._lengths: deque[float] = deque(maxlen=_ANSWERS)
+        self.computed_tokens = 0  # of prompts, which were not cached
         self._computed = 1.0  # share of a prompt that was not cached
         self._promised_until = 0.0
 
@@ -149,6 +150,7 @@ class Waiting:
 
     def cached(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Learns how much of a prompt had to be computed."""
+        self.computed_tokens += prompt_tokens - cached_tokens
         self._computed += _FORGET * ((prompt_tokens - cached_tokens) / prompt_tokens - self._computed)
 
     def answered(self, tokens: int, *, whole: bool) -> None:

@@ -24,8 +24,7 @@ from penstock.server.custom_tools import custom_names, definition_fields
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.ending import beams, best_of, repetition
 from penstock.server.prompt_embeds import all_prompts, marked
-from penstock.server.prompts import cache_salt, session_of, text_request
-from penstock.server.retention import retention_of
+from penstock.server.prompts import of_cache, text_request
 from penstock.server.sampling import sampling_params
 from penstock.server.shapes import check_stream_options
 from penstock.server.structured import FIELDS, Asked, asked
@@ -147,9 +146,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
         ),
         add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
-        cache_salt=cache_salt(body),
-        session=session_of(body),
-        retention=retention_of(body),
+        **of_cache(body),
         grammar=form.grammar if form else None,
         truncation=truncation(body, reserved=max_tokens or 1, keep_end=True),
         repetition=repetition(body),

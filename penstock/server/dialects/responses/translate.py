@@ -15,8 +15,7 @@ from penstock.server.custom_tools import as_function, check_names, custom_names
 from penstock.server.dialects.responses.items import Item, messages_of
 from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
 from penstock.server.errors import Unavailable, bad_value, refuse_unavailable
-from penstock.server.prompts import session_of
-from penstock.server.retention import retention_of
+from penstock.server.prompts import of_cache
 from penstock.server.sampling import sampling_params
 from penstock.server.shapes import check_stream_options
 from penstock.server.structured import asked
@@ -82,9 +81,7 @@ def prompt_request(
         tools=tools,
         template_kwargs=template_kwargs(body.chat_template_kwargs, body.reasoning.effort if body.reasoning else None),
         priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        session=session_of(body),
-        retention=retention_of(body),
+        **of_cache(body),
         grammar=form.grammar if form else None,
         tool_choice=choice,
         parse=True,
