@@ -180,17 +180,15 @@ def serve(wire: Wire, group: Group, own: Own, links: Sequence[socket.socket] = (
         name = Ranks(launch.rank, launch.count)
         mover = share_mover(launch.options, memory, name, asked, partial(_tell_moved, wire))
         wire.send(messages.encode(messages.Kept()))
-    try:
-        if links:
-            from penstock.startup.stage_process import serve_stage
+    if links:
+        from penstock.startup.stage_process import serve_stage
 
-            rooms = FollowingRoom(adapters) if launch.options.enable_lora else None
-            serve_stage(executor, memory, links, mover, rooms, spec.model.part)
-        else:
-            drafts = rank_drafts(spec.model, launch.options, memory.caches)
-            Follower(executor, memory, builder, adapters, experts, mover, drafts).serve(wire)
-    finally:
-        mover.close()
+        rooms = FollowingRoom(adapters) if launch.options.enable_lora else None
+        serve_stage(executor, memory, links, mover, rooms, spec.model.part)
+    else:
+        drafts = rank_drafts(spec.model, launch.options, memory.caches)
+        Follower(executor, memory, builder, adapters, experts, mover, drafts).serve(wire)
+    mover.close()  # after an error this process is gone at once
 
 
 def _tell_moved(wire: Wire, transfer: int, failed: bool) -> None:

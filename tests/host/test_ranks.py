@@ -25,11 +25,16 @@ def processes(client: ProcessClient) -> list[psutil.Process]:
     return psutil.Process(client.pid).children()
 
 
-async def test_answers_go_on_where_a_rank_was_killed(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("below", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_answers_go_on_where_a_rank_was_killed(
+    below: bool, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what was computed lies on disk, each rank's share of it."""
     monkeypatch.setattr(client_module, "FIRST_RESTART_DELAY_S", 0.01)
     model = str(shared_data / "models" / "stories260K" / "hf")
+    disk = {"kv_disk": 64 << 20, "kv_disk_path": str(tmp_path)} if below else {}
     client = ProcessClient(
-        EngineOptions(model=model, tensor_parallel_size=2, threads=1, device="cpu", max_model_len=512)
+        EngineOptions(model=model, tensor_parallel_size=2, threads=1, device="cpu", max_model_len=512, **disk)  # type: ignore[arg-type]
     )
     await client.start()
     try:

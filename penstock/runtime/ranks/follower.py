@@ -1,4 +1,4 @@
-"""A rank that does what the one that leads tells it, and tells nothing while all is well."""
+"""A rank that does what the one that leads tells it, and tells nothing of its steps while all is well."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What crosses between the process that leads and the others: tagged msgpack, arrays as raw bytes, never pickle.
 
 What is asked of an executor and of its KV memory goes down, in the order in which the one that leads does it itself;
-nothing comes up while all is well.
+nothing comes up while all is well, but for the ends of transfers to and from a lower tier.
 """
 
 from __future__ import annotations
