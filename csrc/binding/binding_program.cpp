@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "binding/attention_inputs.h"
 #include "binding/bindings.h"
 #include "binding/plain_op.h"
 #include "ops/adapter_table.h"
@@ -284,12 +285,6 @@ void rope_tables(Program& p, Value frequencies, std::int64_t half, float factor,
            nullptr});
 }
 
-// A layer's KV memory, as ops take it.
-struct KvBuffers {
-    KvLayout layout;
-    Value keys, values;
-};
-
 void rope_write(Program& p, Value qkv, Value cos, Value sin, std::int64_t rotary_dim, std::size_t group,
                 std::int64_t heads, Value qk_norm, float eps, int norm, const KvBuffers& kv, Value query) {
     const auto how = static_cast<HeadNorm>(norm);
@@ -352,27 +347,15 @@ void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Val
            e});
 }
 
-AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window, bool chunked) {
-    const StepInputs::Group& tables = f.step.groups[group];
-    const bool whole = tables.context_len != nullptr;
-    return {f.step.query_start,
-            whole ? tables.context_len : f.step.context_len,
-            tables.block_table,
-            tables.table_width,
-            f.step.rows,
-            window,
-            f.step.masks,
-            f.step.spans,
-            chunked,
-            whole};
-}
-
+// `room`: bytes that ranks leave for each other at a time, where contexts lie with several.
 int plan_attention(Program& p, std::size_t group, std::int64_t window, bool chunked, const KvLayout& layout,
-                   std::int64_t heads) {
+                   std::int64_t heads, std::int64_t room) {
     const int plan = p.add_plan();
     p.add({"plan_attention",
            [=](const Frame& f, Worker& w) {
-               ops().attention_plan(rows_of(f, group, window, chunked), layout, heads, f.plan(plan), w);
+               AttentionRows rows = rows_of(f, group, window, chunked);
+               rows.room = room;
+               ops().attention_plan(rows, layout, heads, f.plan(plan), w);
            },
            {},
            {},
@@ -412,6 +395,17 @@ KvLayout make_layout(const std::string& type, std::int64_t block_size, std::int6
         ("KV type \"" + type + "\" is not one of float32, bfloat16, float16, fp8, int8, int4.").c_str());
 }
 
+KvLayout layout_of_rank(KvLayout layout, std::int64_t place, std::int64_t ranks) {
+    if (ranks < 1 || place < 0 || place >= ranks || (ranks > 1 && layout.block_size % kv_run != 0))
+        throw nb::value_error(("rank " + std::to_string(place) + " of " + std::to_string(ranks) + " cannot have " +
+                               std::to_string(layout.block_size) + " positions of a block: several have runs of " +
+                               std::to_string(kv_run) + ".")
+                                  .c_str());
+    layout.place = place;
+    layout.ranks = ranks;
+    return layout;
+}
+
 }  // namespace
 
 void bind_program(nb::module_& m) {
@@ -426,6 +420,8 @@ void bind_program(nb::module_& m) {
         .def_ro("latent", &KvLayout::latent)
         .def_ro("key_block_bytes", &KvLayout::key_block_bytes)
         .def_ro("value_block_bytes", &KvLayout::value_block_bytes)
+        .def("of_rank", &layout_of_rank, "place"_a, "ranks"_a,
+             "The same of blocks that lie with several ranks, block_size being what each has of one.")
         .def_prop_ro("type", [](const KvLayout& l) { return kv_type_names[static_cast<int>(l.type)]; })
         .def_prop_ro("key_tile_bytes", [](const KvLayout& l) { return key_tile_bytes(l); })
         .def_prop_ro("key_code_bytes", [](const KvLayout& l) { return key_code_bytes(l); });
@@ -472,7 +468,7 @@ void bind_program(nb::module_& m) {
         .def("rope_write", &rope_write)
         .def("latent_write", &latent_write)
         .def("head_linear", &head_linear)
-        .def("plan_attention", &plan_attention)
+        .def("plan_attention", &plan_attention, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), "room"_a = 0)
         .def("attention", &attention)
         .def("finish", &Program::finish, "max_tokens"_a, "max_logit_rows"_a)
         .def(

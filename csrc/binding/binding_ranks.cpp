@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "binding/attention_inputs.h"
 #include "binding/bindings.h"
 #include "binding/plain_op.h"
+#include "ops/attention_plan.h"
 #include "packing/packed.h"
 #include "program/rank_group.h"
 
@@ -56,15 +58,18 @@ void shared_linear(Program& p, const PackedMatrix* matrix, Value x, RankGroup& g
 }
 
 void gather_columns(Program& p, Value x, std::vector<std::int64_t> widths, RankGroup& group, Value out,
-                    const std::string& extent) {
+                    const std::string& extent, int first, int end) {
     require(
         static_cast<int>(widths.size()) == group.count(),
         std::to_string(widths.size()) + " widths are given to a group of " + std::to_string(group.count()) + " ranks.");
+    require(0 <= first && first <= end && end <= group.count(),
+            "ranks " + std::to_string(first) + " to " + std::to_string(end) + " are none of the group's.");
     p.join(group);
     const Extent e = extent_of(extent);
     p.add({"gather_columns",
            [=, widths = std::move(widths), &group](const Frame& f, Worker& w) {
-               ops().gather_columns({f.at<float>(x), f.count(e), &group, widths.data(), f.at<float>(out)}, w);
+               ops().gather_columns({f.at<float>(x), f.count(e), &group, widths.data(), f.at<float>(out), first, end},
+                                    w);
            },
            {x},
            {out},
@@ -89,6 +94,33 @@ void shared_embedding(Program& p, const PackedMatrix* table, std::int64_t width,
            nullptr});
 }
 
+// Heads of this rank are [first, first + own) of `heads`, those of all ranks that share contexts with it.
+void shared_attention(Program& p, Value query, int plan, std::size_t group, std::int64_t window, bool chunked,
+                      const KvBuffers& kv, RankGroup& ranks, std::int64_t heads, std::int64_t first, std::int64_t own,
+                      float scale, Value sinks, float cap, Value slopes, Value out) {
+    const KvLayout& l = kv.layout;
+    require(l.ranks > 1 && ranks.rank() % l.ranks == l.place && ranks.rank() - l.place + l.ranks <= ranks.count(),
+            "rank " + std::to_string(ranks.rank()) + " of " + std::to_string(ranks.count()) +
+                " is not the one that has part " + std::to_string(l.place) + " of " + std::to_string(l.ranks) +
+                " of its contexts.");
+    require(first >= 0 && own >= 1 && first + own <= heads, "a rank's heads are none of those that share its contexts.");
+    require(least_room(l, heads) <= ranks.slot_bytes(),
+            "attention leaves " + std::to_string(least_room(l, heads)) + " bytes for a context's turn, and ranks share " +
+                std::to_string(ranks.slot_bytes()) + " at a time; make the group with larger slots.");
+    p.join(ranks);
+    p.add({"shared_attention",
+           [=, layout = kv.layout, keys = kv.keys, values = kv.values, &ranks](const Frame& f, Worker& w) {
+               const AttentionArgs all{f.at<float>(query),       &f.plan(plan),           rows_of(f, group, window, chunked),
+                                       layout,                   f.at<std::byte>(keys),   f.at<std::byte>(values),
+                                       heads,                    scale,                   f.at<float>(sinks),
+                                       cap,                      f.at<float>(out),        f.at<float>(slopes)};
+               ops().shared_attention({all, &ranks, first, own}, w);
+           },
+           {query, sinks, slopes},
+           {out},
+           nullptr});
+}
+
 }  // namespace
 
 void bind_shared_ops(nb::class_<Program>& program) {
@@ -96,6 +128,7 @@ void bind_shared_ops(nb::class_<Program>& program) {
         .def("shared_linear", &shared_linear, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("gather_columns", &gather_columns)
+        .def("shared_attention", &shared_attention)
         .def("shared_embedding", &shared_embedding, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg());
 }

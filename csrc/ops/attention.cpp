@@ -10,6 +10,7 @@
 #include "ops/attention_blocks.h"
 #include "ops/attention_digits.h"
 #include "ops/attention_dots.h"
+#include "ops/attention_items.h"
 #include "ops/attention_merge.h"
 #include "ops/attention_plan.h"
 #include "ops/gathered_tiles.h"
@@ -18,7 +19,7 @@
 
 #ifdef PENSTOCK_BF16_DOTS
 namespace penstock::PENSTOCK_BASE_ISA {
-void attention(const AttentionArgs& args, Worker& worker);
+void attention_items(const AttentionArgs& args, const ItemRange& range, Worker& worker);
 }
 #endif
 
@@ -79,8 +80,9 @@ std::int64_t find_first_keys(const AttentionArgs& args, const Piece& piece, cons
     const AttentionPart& part = plan.parts[static_cast<std::size_t>(piece.item->first_part)];
     const QueryUnit& unit = plan.units[static_cast<std::size_t>(part.unit)];
     const std::int64_t start = piece.item->begin * partition_tiles;
-    const std::int64_t from = seen(args.rows, unit, 0).low / kv_tile;
-    const std::int64_t to = (seen(args.rows, unit, unit.count - 1).end - 1) / kv_tile + 1;
+    const std::int64_t from = own_position(args.layout, seen(args.rows, unit, 0).low) / kv_tile;
+    const std::int64_t end = own_position(args.layout, seen(args.rows, unit, unit.count - 1).end);
+    const std::int64_t to = (end + kv_tile - 1) / kv_tile;
     return find_keys(args, args.rows.block_table + unit.row * args.rows.table_width, piece.kv_head,
                      std::max(start, from), std::min(start + partition_tiles, to), out);
 }
@@ -144,8 +146,8 @@ private:
                     query_of_row_[static_cast<std::size_t>(rows_++)] = static_cast<std::uint8_t>(num_queries_);
                 queries_[static_cast<std::size_t>(num_queries_++)] = {
                     unit.token + q, view.low, view.end, state, part.folds, unit.position + q, 0, 0};
-                low_ = std::min(low_, view.low);
-                end_ = std::max(end_, std::min(view.end, item_.end * partition_lanes));
+                low_ = std::min(low_, own_position(layout_, view.low));
+                end_ = std::max(end_, std::min(own_position(layout_, view.end), item_.end * partition_lanes));
             }
         }
     }
@@ -255,7 +257,7 @@ private:
 
     // Which of a partition's lanes each query and block sees, and its tiles.
     void locate(std::int64_t partition) {
-        const std::int64_t start = partition * partition_lanes;
+        const std::int64_t start = start_ = run_of_all(layout_, partition) * partition_lanes;
         std::int64_t from = partition_lanes, to = 0;
         for (ItemQuery& query : std::span(queries_.data(), static_cast<std::size_t>(num_queries_))) {
             query.from = std::clamp<std::int64_t>(query.low - start, 0, partition_lanes);
@@ -276,7 +278,6 @@ private:
         }
         tile_from_ = from / kv_tile;
         tile_to_ = (to + kv_tile - 1) / kv_tile;
-        partition_ = partition;
         find_tiles(partition * partition_tiles);
     }
 
@@ -563,7 +564,7 @@ private:
         }
         if (slope != 0.0f) {
             static constexpr float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-            const std::int64_t place = (partition_ * partition_tiles + tile) * kv_tile - query.position;
+            const std::int64_t place = start_ + tile * kv_tile - query.position;
             const vec::F32x16 distance = vec::load16(lanes) + vec::splat16(static_cast<float>(place));
             score = vec::fma(vec::splat16(slope), distance, score);
         }
@@ -658,7 +659,8 @@ private:
     }
 
     float* state(std::int64_t index, std::int64_t row) const {
-        return plan_.states.get() + (index * args_.heads + head_of(row)) * plan_.state_floats;
+        float* const all = args_.states ? args_.states : plan_.states.get();
+        return all + (index * args_.heads + head_of(row)) * plan_.state_floats;
     }
 
     void keep_state(std::int64_t row, std::int64_t index) {
@@ -699,13 +701,14 @@ private:
     const bool digits_;                     // queries and weights are whole numbers
     const bool whole_;                      // blocks are multiples of a tile
     std::int64_t num_queries_ = 0, rows_ = 0, num_blocks_ = 0;
-    std::int64_t low_ = std::numeric_limits<std::int64_t>::max(), end_ = 0;  // positions that the item reads
+    std::int64_t low_ = std::numeric_limits<std::int64_t>::max(), end_ = 0;  // own positions that the item reads
     bool converts_ = false;
     std::array<ItemQuery, item_rows> queries_;
     std::array<std::uint8_t, item_rows> query_of_row_;
     std::array<RowBlock, item_rows> blocks_;
     // of the partition at hand
-    std::int64_t partition_ = 0, tile_from_ = 0, tile_to_ = 0;
+    std::int64_t start_ = 0;  // its first position
+    std::int64_t tile_from_ = 0, tile_to_ = 0;
     const std::byte* key_tile_[partition_tiles] = {};
     const std::byte* value_tile_[partition_tiles] = {};
     bool deep_ = false;  // many tiles
@@ -725,16 +728,16 @@ private:
 };
 
 template <KvType type>
-void run_items(const AttentionArgs& args, Worker& worker) {
+void run_items(const AttentionArgs& args, const ItemRange& range, Worker& worker) {
     const AttentionPlan& plan = *args.plan;
     const std::int64_t each = args.layout.heads * plan.head_chunks;
     const auto piece = [&](std::int64_t i) {
-        return Piece{&plan.items[static_cast<std::size_t>(i / each)], i % each / plan.head_chunks,
+        return Piece{&plan.items[static_cast<std::size_t>(range.first + i / each)], i % each / plan.head_chunks,
                      i % plan.head_chunks};
     };
-    const std::int64_t count = static_cast<std::int64_t>(plan.items.size()) * each;
+    const std::int64_t count = (range.end - range.first) * each;
     std::int64_t asked = -1;  // the piece whose keys the one before asked for
-    worker.share_neighbours(count, plan.pieces, [&](std::int64_t begin, std::int64_t end) {
+    worker.share_neighbours(count, range.pieces, [&](std::int64_t begin, std::int64_t end) {
         if (begin != asked) {
             const std::byte* first[partition_tiles];
             const std::int64_t tiles = find_first_keys(args, piece(begin), first);
@@ -750,32 +753,36 @@ void run_items(const AttentionArgs& args, Worker& worker) {
 
 }  // namespace
 
-void attention(const AttentionArgs& args, Worker& worker) {
+void attention_items(const AttentionArgs& args, const ItemRange& range, Worker& worker) {
 #ifdef PENSTOCK_BF16_DOTS
-    if (args.layout.type != KvType::bf16) return PENSTOCK_BASE_ISA::attention(args, worker);
-    run_items<KvType::bf16>(args, worker);
+    if (args.layout.type != KvType::bf16) return PENSTOCK_BASE_ISA::attention_items(args, range, worker);
+    run_items<KvType::bf16>(args, range, worker);
 #else
     switch (args.layout.type) {
         case KvType::f32:
-            run_items<KvType::f32>(args, worker);
+            run_items<KvType::f32>(args, range, worker);
             break;
         case KvType::bf16:
-            run_items<KvType::bf16>(args, worker);
+            run_items<KvType::bf16>(args, range, worker);
             break;
         case KvType::f16:
-            run_items<KvType::f16>(args, worker);
+            run_items<KvType::f16>(args, range, worker);
             break;
         case KvType::f8_e4m3:
-            run_items<KvType::f8_e4m3>(args, worker);
+            run_items<KvType::f8_e4m3>(args, range, worker);
             break;
         case KvType::i8:
-            run_items<KvType::i8>(args, worker);
+            run_items<KvType::i8>(args, range, worker);
             break;
         case KvType::i4:
-            run_items<KvType::i4>(args, worker);
+            run_items<KvType::i4>(args, range, worker);
             break;
     }
 #endif
+}
+
+void attention(const AttentionArgs& args, Worker& worker) {
+    attention_items(args, {0, static_cast<std::int64_t>(args.plan->items.size()), args.plan->pieces}, worker);
     const auto& split = args.plan->split;
     worker.share(static_cast<std::int64_t>(split.size()) * args.heads, 4, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i)

@@ -43,18 +43,21 @@ inline void finish(const AttentionArgs& args, std::int64_t token, std::int64_t h
         vec::store_some(out + i, vec::load16(sums + i) * scale, std::min<std::int64_t>(16, dim - i));
 }
 
+// The state of one query and head at `first` takes in another's, its partitions being behind those so far.
+inline void take_state(float* first, const float* other, std::int64_t columns) {
+    const Taking taking(first[columns], first[columns + 1], other[columns], other[columns + 1]);
+    const vec::F32x16 before = vec::splat16(taking.before), now = vec::splat16(taking.now);
+    for (std::int64_t i = 0; i < columns; i += 16)
+        vec::store(first + i, vec::fma(vec::load16(first + i), before, vec::load16(other + i) * now));
+}
+
 // One query and head whose partitions were treated by several items.
 inline void merge(const AttentionArgs& args, const SplitQuery& split, std::int64_t head) {
     const AttentionPlan& plan = *args.plan;
     const std::int64_t columns = padded_value_dim(args.layout);
     float* const first = plan.states.get() + (split.state * args.heads + head) * plan.state_floats;
-    for (std::int64_t s = 1; s < split.states; ++s) {
-        const float* const other = first + s * args.heads * plan.state_floats;
-        const Taking taking(first[columns], first[columns + 1], other[columns], other[columns + 1]);
-        const vec::F32x16 before = vec::splat16(taking.before), now = vec::splat16(taking.now);
-        for (std::int64_t i = 0; i < columns; i += 16)
-            vec::store(first + i, vec::fma(vec::load16(first + i), before, vec::load16(other + i) * now));
-    }
+    for (std::int64_t s = 1; s < split.states; ++s)
+        take_state(first, first + s * args.heads * plan.state_floats, columns);
     finish(args, split.token, head, first, first[columns], first[columns + 1]);
 }
 

@@ -27,10 +27,12 @@ void place(const float* from, std::int64_t first, std::int64_t end, std::int64_t
 void gather_columns(const GatherColumnsArgs& args, Worker& worker) {
     RankGroup& group = *args.group;
     const int self = group.rank();
-    std::int64_t whole = 0, widest = 0;
+    const int from_rank = args.first, end_rank = args.end ? args.end : group.count();
+    std::int64_t whole = 0, widest = 0, taken = 0;
     for (int r = 0; r < group.count(); ++r) {
         whole += args.widths[r];
         widest = std::max(widest, args.widths[r]);
+        if (r >= from_rank && r < end_rank) taken += args.widths[r];
     }
     const std::int64_t most = args.tokens * widest;
     if (most == 0) return;
@@ -49,10 +51,10 @@ void gather_columns(const GatherColumnsArgs& args, Worker& worker) {
         },
         [&](std::int64_t chunk, std::uint32_t age) {
             std::int64_t column = 0;
-            for (int r = 0; r < group.count(); ++r) {
+            for (int r = from_rank; r < end_rank; ++r) {
                 share(chunk, args.widths[r], [&](std::int64_t first, std::int64_t from, std::int64_t to) {
                     const auto* const slot = reinterpret_cast<const float*>(group.slot(r, age));
-                    place(slot + from, first + from, first + to, args.widths[r], args.out + column, whole);
+                    place(slot + from, first + from, first + to, args.widths[r], args.out + column, taken);
                 });
                 column += args.widths[r];
             }

@@ -12,6 +12,9 @@
 // Two bfloat16 that a dot product takes together lie side by side: keys are [key_dim / 2][16 tokens][2], an odd
 // dimension padded by zeros, and values [8 pairs of tokens][value_dim][2]. A tile always has room for 16 tokens.
 //
+// Where a block lies with several ranks, its positions are dealt to them in runs of 256, which attention takes together:
+// rank r of n has runs r, r + n, … of each block, one behind the other.
+//
 // A latent cache keeps keys only, whose first value_dim elements are the values; where codes have a float32 scale,
 // those elements have one a token and the other elements another. Its 8-bit integers lie like floats, as they are.
 #pragma once
@@ -21,6 +24,7 @@
 namespace penstock {
 
 constexpr std::int64_t kv_tile = 16;   // tokens
+constexpr std::int64_t kv_run = 256;   // positions that one rank has
 constexpr std::int64_t kv_group = 32;  // i4 elements that share a scale and a minimum
 
 // Fills in the bytes of a block. Throws std::invalid_argument for sizes below 1, and for a latent cache whose value
@@ -76,6 +80,18 @@ inline std::int64_t value_tile_bytes(const KvLayout& l) {
     return l.latent ? 0 : round_up(value_code_bytes(l) + scale_bytes(l.type, l.value_dim), 64);
 }
 inline std::int64_t tiles_per_block(const KvLayout& l) { return (l.block_size + kv_tile - 1) / kv_tile; }
+
+// Whether a position, or a slot, is this rank's.
+inline bool has_position(const KvLayout& l, std::int64_t position) { return position / kv_run % l.ranks == l.place; }
+
+// How many of the positions before this one are: its own place here, if it is this rank's.
+inline std::int64_t own_position(const KvLayout& l, std::int64_t position) {
+    const std::int64_t run = position / kv_run, turn = run / l.ranks, rank = run % l.ranks;
+    return rank == l.place ? turn * kv_run + position % kv_run : (turn + (rank > l.place)) * kv_run;
+}
+
+// Run `run` of those that this rank has of a context, counted in all.
+inline std::int64_t run_of_all(const KvLayout& l, std::int64_t run) { return run * l.ranks + l.place; }
 
 // The first query head that reads this KV head, of K: head h reads h · K / H.
 inline std::int64_t first_query_head(std::int64_t kv_head, std::int64_t heads, std::int64_t kv_heads) {

@@ -104,7 +104,8 @@ struct GatherColumnsArgs {
     std::int64_t tokens;
     RankGroup* group;
     const std::int64_t* widths;  // of every rank
-    float* out;                  // [T, their sum]
+    float* out;                  // [T, the sum of those that are taken]
+    int first = 0, end = 0;      // ranks whose columns this one takes; none is all
 };
 
 // embedding() of a table whose rows lie with several ranks: rows from `first` on are this one's.
@@ -337,6 +338,9 @@ struct KvLayout {
     std::int64_t block_size, heads, key_dim, value_dim;
     std::int64_t key_block_bytes, value_block_bytes;  // multiples of 64, filled in by kv_layout()
     bool latent = false;  // a value is the first value_dim elements of its key; there are no others
+    // Of a block that lies with several ranks: which of them this is. They have runs of a block's positions in turn
+    // (kv_layout.h), and block_size is how many each has.
+    std::int64_t place = 0, ranks = 1;
 };
 
 struct RopeWriteArgs {
@@ -399,6 +403,7 @@ struct AttentionRows {
     const std::int32_t* spans = nullptr;  // [T, 2] first position and end of a token's span, for rows of that kind
     bool chunked = false;                 // causal queries see positions from the last multiple of the window on
     bool whole = false;                   // every query sees all context_len positions, whatever its mask
+    std::int64_t room = 0;  // bytes that a rank can leave for others at a time, where contexts lie with several
 };
 
 struct AttentionArgs {
@@ -414,6 +419,15 @@ struct AttentionArgs {
     float soft_cap;                 // 0 for none
     float* out;                     // [T, H · Dv]
     const float* slopes = nullptr;  // [H] added to a score for each position its key lies behind; or null
+    float* states = nullptr;        // where items leave states; null: in the plan's memory
+};
+
+// Attention over contexts that lie with several ranks, with the bits of one process: each leaves states of what it has
+// for the heads of all of them, and takes those of its own heads in their order.
+struct SharedAttentionArgs {
+    AttentionArgs all;  // of the heads of all ranks that share contexts; `sinks` and `out` are of this rank's alone
+    RankGroup* group;   // in which they are neighbours, the first of them a multiple of their number
+    std::int64_t first, own;  // heads of this rank, counted in those
 };
 
 // The rows of a step over a pool of states, a slot a row. A row whose first position is 0 finds zeros in its slot.

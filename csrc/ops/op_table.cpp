@@ -32,6 +32,7 @@ std::uint64_t read_memory(const std::byte* from, std::int64_t bytes);
 
 namespace penstock::PENSTOCK_ATTENTION_ISA {
 void attention(const AttentionArgs& args, Worker& worker);
+void shared_attention(const SharedAttentionArgs& args, Worker& worker);
 }
 
 namespace penstock::PENSTOCK_ISA {
@@ -55,6 +56,7 @@ const OpTable op_table{
     .encode = base::encode,
     PENSTOCK_MODEL_OPS(PENSTOCK_SHARED, PENSTOCK_SHARED, PENSTOCK_OWN).attention_plan = attention_plan,
     .attention = PENSTOCK_ATTENTION_ISA::attention,
+    .shared_attention = PENSTOCK_ATTENTION_ISA::shared_attention,
     .run_limit = base::run_limit,
     .read_memory = base::read_memory};
 

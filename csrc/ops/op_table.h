@@ -24,6 +24,7 @@ struct OpTable {
     void (*attention_plan)(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan,
                            Worker& worker);
     void (*attention)(const AttentionArgs& args, Worker& worker);
+    void (*shared_attention)(const SharedAttentionArgs& args, Worker& worker);
     // Of machine_limits.h: operations done, and something of all bytes (a multiple of 256).
     std::int64_t (*run_limit)(Limit limit, std::int64_t rounds);
     std::uint64_t (*read_memory)(const std::byte* from, std::int64_t bytes);

@@ -239,7 +239,8 @@ void write_latent(const LatentWriteArgs& args, std::int64_t token, KvEntry& entr
     std::fill_n(entry.value + latent, entry_room(layout) - latent, 0.0f);
     take_head(x, args.norm, latent, args.eps, entry.value);
     take_rotated(x + latent, args.rotation, token, entry.value + latent);
-    const std::int64_t block = args.slot[token] / layout.block_size, offset = args.slot[token] % layout.block_size;
+    const std::int64_t slot = own_position(layout, args.slot[token]);
+    const std::int64_t block = slot / layout.block_size, offset = slot % layout.block_size;
     write_key(layout, entry, offset % kv_tile,
               args.keys + block * layout.key_block_bytes + offset / kv_tile * key_tile_bytes(layout));
 }
@@ -278,8 +279,9 @@ void take_value(const float* value, std::int64_t dim, KvEntry& entry) {
 
 // Where a slot's token lies, for one KV head.
 struct Place {
-    Place(const RopeWriteArgs& args, std::int64_t slot, std::int64_t kv_head) {
+    Place(const RopeWriteArgs& args, std::int64_t of_all, std::int64_t kv_head) {
         const KvLayout& layout = args.layout;
+        const std::int64_t slot = own_position(layout, of_all);
         const std::int64_t block = slot / layout.block_size, offset = slot % layout.block_size;
         const std::int64_t tile = kv_head * tiles_per_block(layout) + offset / kv_tile;
         lane = offset % kv_tile;
@@ -297,6 +299,7 @@ void write_tokens(const RopeWriteArgs& args, std::int64_t first, std::int64_t la
     for (std::int64_t token = first; token < last; ++token) {
         const Place place(args, args.slot[token], kv_head);
         const float* const value = take_token(args, token, kv_head, entry);
+        if (!has_position(layout, args.slot[token])) continue;
         write_key(layout, entry, place.lane, place.key_tile);
         take_value(value, layout.value_dim, entry);
         write_value(layout, entry, place.lane, place.value_tile);
@@ -316,9 +319,11 @@ void write_token_pairs(const RopeWriteArgs& args, std::int64_t first, std::int64
         store_halves(entry.value, layout.value_dim, values + (token - first) * room);
     }
     for (std::int64_t token = first, end; token < last; token = end) {
+        end = token + 1;
+        if (!has_position(layout, args.slot[token])) continue;
         const Place place(args, args.slot[token], kv_head);
-        for (end = token + 1; end < last && args.slot[end] == args.slot[end - 1] + 1; ++end)
-            if (Place(args, args.slot[end], kv_head).key_tile != place.key_tile) break;
+        for (; end < last && args.slot[end] == args.slot[end - 1] + 1; ++end)
+            if (args.slot[end] % kv_run == 0 || Place(args, args.slot[end], kv_head).key_tile != place.key_tile) break;
         const std::int64_t at = (token - first) * room;
         place_key_pairs({keys + at, room, end - token, place.lane}, layout.key_dim, place.key_tile);
         place_value_pairs({values + at, room, end - token, place.lane}, padded_value_dim(layout), place.value_tile);
@@ -379,7 +384,7 @@ void latent_write(const LatentWriteArgs& args, Worker& worker) {
     worker.share(spans, row_chunk(span * args.layout.key_dim), [&](std::int64_t begin, std::int64_t end) {
         KvEntry entry = entry_memory(args.layout);
         for (std::int64_t token = begin * kv_tile; token < std::min(end * kv_tile, args.tokens); ++token)
-            write_latent(args, token, entry);
+            if (has_position(args.layout, args.slot[token])) write_latent(args, token, entry);
     });
 }
 

@@ -17,6 +17,31 @@ class CacheKind(str, Enum):
     CROSS = "cross"  # keys and values of encoder output, fixed once computed
 
 
+RUN = 256
+"""Positions that one rank has of a context that lies with several: what attention sums at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """Which positions of each context are kept here: of runs of RUN positions, dealt to ranks in turn, one rank's.
+
+    Attributes:
+        place: of this rank, below `ranks`.
+        ranks: how many share contexts; 1 is the null form, which has every position.
+    """
+
+    place: int = 0
+    ranks: int = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether every position is here."""
+        return self.ranks == 1
+
+
+WHOLE_CONTEXT = Stripe()
+
+
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
     """One layer's cache declaration.
@@ -28,6 +53,7 @@ class CacheSpec:
         value_dim: elements of one head's value; of a LATENT cache, the first of the key, kept once.
         window: for SLIDING, how many positions (the current one included) a query sees; else None.
         state: for STATE, the shapes of the float32 arrays kept for a sequence; else ().
+        stripe: of the positions, those that are kept here.
     """
 
     kind: CacheKind
@@ -36,6 +62,7 @@ class CacheSpec:
     value_dim: int = 0
     window: int | None = None
     state: tuple[tuple[int, ...], ...] = ()
+    stripe: Stripe = WHOLE_CONTEXT
 
     def __post_init__(self) -> None:
         if (self.kind is CacheKind.SLIDING) != (self.window is not None):
@@ -50,7 +77,9 @@ class CacheSpec:
 
     @property
     def elements_per_token(self) -> int:
-        return self.num_kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))
+        """Kept here of a token; of a context that ranks share, on an average over its positions."""
+        all_ranks = self.num_kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))
+        return -(-all_ranks // self.stripe.ranks)
 
 
 @dataclass(frozen=True, slots=True)

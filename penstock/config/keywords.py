@@ -21,6 +21,8 @@ class EngineKeywords(TypedDict, total=False):
     batch_invariant: bool
     threads: int | None
     tensor_parallel_size: int
+    decode_context_parallel_size: int
+    prefill_context_parallel_size: int
     pipeline_parallel_size: int
     pipeline_layer_split: str | None
     remote_workers: int

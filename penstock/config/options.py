@@ -47,6 +47,9 @@ class EngineOptions:
         threads: threads of native and torch kernels, of all processes of this machine together; None takes the cores
             this process may use.
         tensor_parallel_size: processes that share the weights of every layer.
+        decode_context_parallel_size: neighbours of those that share contexts where each would else keep the same keys
+            and values: latent attention, and fewer KV heads than processes.
+        prefill_context_parallel_size: 1, or the same number: prompts are attended to by the same processes.
         pipeline_parallel_size: processes that layers are dealt to.
         pipeline_layer_split: layers of each of those, as in "10,12"; None deals them by what a step reads of each.
         remote_workers: how many of these processes, the last ones, are those of other machines.
@@ -124,6 +127,8 @@ class EngineOptions:
     batch_invariant: bool = False
     threads: int | None = None
     tensor_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     pipeline_layer_split: str | None = None
     remote_workers: int = 0

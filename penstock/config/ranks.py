@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from penstock.config.cache_spec import RUN
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 from penstock.config.speculation import HEADS, speculation
@@ -59,6 +60,7 @@ def check_ranks(options: EngineOptions) -> None:
     if not by_ray and (remote > 0) != (options.workers_address is not None):
         raise ConfigError("--remote-workers and --workers-address go together: how many processes join, and where.")
     _check_experts(options)
+    _check_contexts(options)
     if rank_count(options) > 1 and (refused := _refusal(options)):
         raise ConfigError(f"{several(options)}: {refused}")
 
@@ -67,7 +69,33 @@ def alone(options: EngineOptions) -> EngineOptions:
     """What a process is asked for that is told its share by another."""
     whole = replace(options, tensor_parallel_size=1, pipeline_parallel_size=1, remote_workers=0, workers_address=None)
     whole = replace(whole, distributed_executor_backend="mp")
+    whole = replace(whole, decode_context_parallel_size=1, prefill_context_parallel_size=1)
     return replace(whole, enable_expert_parallel=False, enable_eplb=False, num_redundant_experts=0)
+
+
+def context_block(options: EngineOptions) -> int:
+    """Tokens of a block of which processes that share contexts have whole runs: as many as asked for, or some more."""
+    shared = RUN * options.decode_context_parallel_size
+    return options.block_size if shared == RUN else -(-options.block_size // shared) * shared
+
+
+def _check_contexts(options: EngineOptions) -> None:
+    """Raises ConfigError for contexts that processes cannot share."""
+    sharing, prompts = options.decode_context_parallel_size, options.prefill_context_parallel_size
+    for flag, size in (("decode", sharing), ("prefill", prompts)):
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_RANKS:
+            name = f"--{flag}-context-parallel-size"
+            raise ConfigError(f"{name} is {size!r}; allowed: an integer from 1 to {MOST_RANKS}.")
+    if options.tensor_parallel_size % sharing:
+        raise ConfigError(
+            f"--decode-context-parallel-size is {sharing}; allowed: what divides --tensor-parallel-size, "
+            f"{options.tensor_parallel_size}, the processes among which contexts are shared."
+        )
+    if prompts not in (1, sharing):
+        raise ConfigError(
+            f"--prefill-context-parallel-size is {prompts}; allowed: 1 or --decode-context-parallel-size, {sharing}. "
+            "Prompts are attended to by the processes that keep their keys and values."
+        )
 
 
 def _check_experts(options: EngineOptions) -> None:
@@ -108,6 +136,11 @@ def _refusal(options: EngineOptions) -> str:
         )
     if options.quantize in _OVER_ROWS and options.tensor_parallel_size > 1:
         return f"scales of {options.quantize} are over rows that several processes have. Take another format."
+    if (options.kv_ram or options.kv_disk or options.kv_store) and options.decode_context_parallel_size > 1:
+        return (
+            "with --decode-context-parallel-size each process has some positions of a block, and copies are of whole "
+            "ones. Leave --kv-ram, --kv-disk and --kv-store out."
+        )
     drafts = speculation(options.speculative_config)
     if drafts is not None and drafts.method == "self" and options.pipeline_parallel_size > 1:
         return "the target's first layers cannot draft while the first stage computes with them. Take a draft model."

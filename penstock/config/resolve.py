@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock.config.cache_spec import RUN
 from penstock.config.data_parallel import check_data_parallel
 from penstock.config.errors import ConfigError
 from penstock.config.kv_events import HASH_ALGORITHMS, kv_events
@@ -25,7 +26,7 @@ from penstock.config.machine import Accelerator, Machine
 from penstock.config.model_settings import PoolerSettings
 from penstock.config.options import GPUS, EngineOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
-from penstock.config.ranks import check_ranks, local_ranks, rank_count, rank_threads, several
+from penstock.config.ranks import check_ranks, context_block, local_ranks, rank_count, rank_threads, several
 from penstock.config.speculation import speculation
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -430,6 +431,11 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: Machine) -> Reso
         own = rank_threads(options.threads, 0, count)
         reasons.append(("threads", own, f"--threads {options.threads}, dealt to {count} processes"))
         options = replace(options, threads=own)
+    if (block := context_block(options)) != options.block_size:
+        sharing = options.decode_context_parallel_size
+        why = f"--decode-context-parallel-size {sharing}: each has whole runs of {RUN} tokens"
+        reasons.append(("block_size", block, why))
+        options = replace(options, block_size=block)
     for name, rule in _RULES:
         if getattr(options, name) in (None, "auto"):
             value, reason = rule(options, model, machine)

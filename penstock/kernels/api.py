@@ -19,7 +19,7 @@ from penstock.kernels.canonical import Canonical
 from penstock.kernels.cpu.implementations import implementations as native_implementations
 from penstock.kernels.registry import Choice, KernelContext, choose
 from penstock.kernels.sampling import SamplingKernel
-from penstock.kernels.shared_ops import GatherColumns, SharedEmbedding, SharedExperts, SharedLinear
+from penstock.kernels.shared_ops import GatherColumns, SharedAttention, SharedEmbedding, SharedExperts, SharedLinear
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai", "relu", "relu2", "clip"]
 HeadNorm = Literal["each", "all", "layer", "rotated"]
@@ -698,6 +698,7 @@ class KernelSet:
     cache_block_bytes: CacheBlockBytes
     plan_attention: PlanAttention
     paged_attention: PagedAttention
+    shared_attention: SharedAttention
     key_scores: KeyScores
     split: Split
     short_conv: ShortConv

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.cache_spec import WHOLE_CONTEXT, Stripe
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -20,12 +22,14 @@ class KvTensors:
             Dv], the native library bytes. A latent cache's value is a view of its key, or empty.
         layout: what its implementation knows of the bytes; None for the reference.
         latent: a value is the beginning of its key.
+        stripe: of each block's positions, those that are here; where they are not all, `block_size` counts these.
     """
 
     key: Tensor
     value: Tensor
     layout: Any = None
     latent: bool = False
+    stripe: Stripe = WHOLE_CONTEXT
 
     def copy_block(self, source: int, target: int) -> None:
         """Copies a whole block; slots of it that no query may see are never read."""

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from penstock.kernels.cache import KvTensors
+
 
 class TensorGroup(Protocol):
     """Ranks that compute one model together, as ops over them take it.
@@ -61,6 +63,38 @@ class GatherColumns(Protocol):
 
     def __call__(self, x: Tensor, widths: Sequence[int], group: Any) -> Tensor:
         """x [L, widths[rank]] → every rank's columns side by side, [L, sum of widths], on every rank."""
+
+
+class SharedAttention(Protocol):
+    """Attention over contexts whose positions lie with several ranks, merged as in Milakov & Gimelshein 2018,
+    arXiv:1805.02867."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        cache: KvTensors,
+        plan: Any,
+        scale: float,
+        sinks: Tensor | None = None,
+        soft_cap: float | None = None,
+        slopes: Tensor | None = None,
+        *,
+        group: Any,
+        heads: Sequence[int],
+    ) -> Tensor:
+        """As PagedAttention, of this rank's heads, with the same bits where its sums have one order.
+
+        Args:
+            query: [T, H, D], of this rank's heads.
+            cache: whose `stripe` says how many neighbours of the group share contexts, and which of them this is. It
+                has the KV heads of all of them.
+            plan: from `plan_attention`.
+            scale, soft_cap: as in PagedAttention.
+            sinks: [H], of this rank's heads.
+            slopes: of the heads of all ranks that share contexts.
+            group: of the ranks; a `TensorGroup`.
+            heads: query heads of every rank of the group, in order of the ranks.
+        """
 
 
 class SharedEmbedding(Protocol):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +20,7 @@ from penstock.layers.attention_options import AttentionOptions
 from penstock.layers.batch import LayerCache
 from penstock.layers.linear import Linear, StoredRows
 from penstock.layers.norm import scale_weight
-from penstock.layers.sharding import Shards, rows_of
+from penstock.layers.sharding import Columns, Shards, rows_of
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -33,7 +36,8 @@ class Attention(Layer):
         kv_heads = options.num_kv_heads
         dim = options.head_dim
         self._write = kernels.rope_and_cache_write
-        self._attend, self._score = kernels.paged_attention, kernels.key_scores
+        self._attend: Callable[..., Tensor] = kernels.paged_attention
+        self._attend_shared, self._score = kernels.shared_attention, kernels.key_scores
         self._activate = kernels.activate
         self.clip = options.projections.clip
         self.head_norm = options.norms.head_norm
@@ -81,8 +85,10 @@ class Attention(Layer):
             return
         kv_heads, group = self.kv_heads, self.heads // self.kv_heads
         heads = range(columns.first // self.dim, columns.end // self.dim)
-        whole = heads.start % group == heads.stop % group == 0
-        keys = [head // group for head in heads[:: group if whole else self._together]]  # perhaps one several times
+        keys = _read_by(heads, group)
+        together = self._sharing(columns, group, shards)
+        if together is not None:
+            keys = _read_by(together, group)
         places = [*heads, *(self.heads + key for key in keys)]
         values = [self.heads + kv_heads + key for key in keys]
         self.qkv.take_rows(rows_of((*places, *values), self.dim))
@@ -94,13 +100,34 @@ class Attention(Layer):
         if self._unit is not None:
             self._unit = self._unit[: len(places)]
         if self._slopes is not None:
-            self._slopes = self._slopes[heads.start : heads.stop]
+            of = heads if together is None else together
+            self._slopes = self._slopes[of.start : of.stop].contiguous()
         if self.sinks is not None:
             self.sinks.own = np.array(heads, np.int64)
         self.output.take_columns(columns, shards.group)
         self.heads, self.kv_heads = len(heads), len(keys)
         assert self.spec is not None
         self.spec = replace(self.spec, num_kv_heads=len(keys))
+        if together is not None:
+            of_ranks = tuple(width // self.dim for width in columns.widths)
+            self._attend = partial(self._attend_shared, group=shards.group, heads=of_ranks)
+            self.spec = replace(self.spec, stripe=shards.stripe)
+
+    def _sharing(self, columns: Columns, group: int, shards: Shards) -> range | None:
+        """The query heads of the ranks that share contexts with this one; None where that would save no rank memory."""
+        if shards.contexts == 1 or self.window is not None:
+            return None
+
+        def heads_of(ranks: range) -> range:
+            inputs = columns.of_ranks(ranks)
+            return range(inputs.start // self.dim, inputs.stop // self.dim)
+
+        for first in range(0, shards.ranks.count, shards.contexts):
+            ranks = shards.neighbours(first)
+            most = max(len(_read_by(heads_of(range(rank, rank + 1)), group)) for rank in ranks)
+            if len(_read_by(heads_of(ranks), group)) >= most * shards.contexts:
+                return None
+        return heads_of(shards.neighbours(shards.ranks.rank))
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
@@ -143,6 +170,14 @@ class Attention(Layer):
         if self.gate is not None:
             attended = self._weigh(attended, self.gate(step.wanted(hidden), step))
         return self.output(attended, step, None if residual is None else step.wanted(residual))
+
+
+def _read_by(heads: range, group: int) -> list[int]:
+    """The KV heads of query heads, a group of which reads one: each as many as there are beside each other, so that one
+    stands several times where the run begins or ends within a group."""
+    edges = sorted({heads.start, heads.stop, *range(-(-heads.start // group) * group, heads.stop, group)})
+    each = gcd(*(end - start for start, end in pairwise(edges)))
+    return [head // group for head in heads[::each]]
 
 
 def _heads_together(heads: int, kv_heads: int) -> int:

@@ -8,7 +8,7 @@ value's, so that attention works on latents alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -65,7 +65,8 @@ class LatentAttention(Layer):
     def __init__(self, kernels: KernelSet, prefix: str, index: int, options: LatentOptions) -> None:
         heads, size = options.num_heads, options.unrotated + options.rotated
         self._write = kernels.latent_cache_write
-        self._attend = kernels.paged_attention
+        self._attend: Callable[..., Tensor] = kernels.paged_attention
+        self._attend_shared = kernels.shared_attention
         self._per_head = kernels.head_linear
         self._scale_rows, self._pack_heads = kernels.scale_rows, kernels.pack_heads
         self.index = index
@@ -92,7 +93,7 @@ class LatentAttention(Layer):
         self.output = linear(rows, heads * size, bias=options.bias, segment=size)
 
     def shard(self, shards: Shards) -> None:
-        """Each rank has some of the heads; all have the latents, which are read by every head."""
+        """Each rank has some of the heads; all have the latents, which are read by every head, or share them."""
         options = self.options
         columns = shards.columns(self.output.weight)
         if columns is None or shards.adapters:
@@ -104,6 +105,10 @@ class LatentAttention(Layer):
             weight.take_entries(first, end)
             weight.pack = partial(self._pack_heads, count=end - first)
         self.output.take_columns(columns, shards.group)
+        if shards.contexts > 1:
+            heads = tuple(width // options.value_dim for width in columns.widths)
+            self._attend = partial(self._attend_shared, group=shards.group, heads=heads)
+            self.spec = replace(self.spec, stripe=shards.stripe)
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config.cache_spec import Stripe
 from penstock.parallel.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ class Columns(NamedTuple):
     place: tuple[int, int]
     widths: tuple[int, ...]
 
+    def of_ranks(self, ranks: range) -> range:
+        """The inputs of some neighbouring ranks."""
+        first = sum(self.widths[: ranks.start])
+        return range(first, first + sum(self.widths[ranks.start : ranks.stop]))
+
     @property
     def inputs(self) -> npt.NDArray[np.int64]:
         """All of them."""
@@ -57,6 +63,7 @@ class Shards:
         heads: whether attention is, which it is not where layers read keys and values that others have written.
         copies: experts that a layer's ranks have more often than once, where what each has changes with the load; None
             where each has a run of them for good.
+        contexts: neighbouring ranks that share contexts, where they would else keep the same keys and values.
         whole: kinds of layers that every rank computes, and why.
     """
 
@@ -67,6 +74,7 @@ class Shards:
     adapters: bool = False
     heads: bool = True
     copies: int | None = None
+    contexts: int = 1
     whole: dict[str, str] = field(default_factory=dict)
 
     def columns(self, weight: Weight) -> Columns | None:
@@ -81,6 +89,16 @@ class Shards:
         own = tuple(end - first for end in ends[begin:stop])
         widths = tuple(edges[last] - edges[start] for start, last in runs)
         return Columns(first, edges[stop], own, (begin, len(ends)), widths)
+
+    @property
+    def stripe(self) -> Stripe:
+        """Of a context that ranks share, this one's positions."""
+        return Stripe(self.ranks.rank % self.contexts, self.contexts)
+
+    def neighbours(self, rank: int) -> range:
+        """The ranks that share contexts with this one, itself included."""
+        first = rank // self.contexts * self.contexts
+        return range(first, first + self.contexts)
 
     def deals(self, rows: int) -> bool:
         """Whether ranks share a table of so many rows."""

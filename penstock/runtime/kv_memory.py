@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -52,7 +53,8 @@ class KVMemory:
         """Allocates it.
 
         Args:
-            kernels, specs, num_blocks, block_size: of the model and its plan.
+            kernels, specs, num_blocks, block_size: of the model and its plan; where ranks share contexts, each has an
+                even part of a block's positions.
             device: of torch; None for arrays on the host.
             kv_types: the layers' types, ELSEWHERE for those without memory here; without them all keep float32.
             state_slots: of recurrent layers.
@@ -78,16 +80,17 @@ class KVMemory:
             kv_type = kv_types[layer]
             place = (group, kv_type, spec.num_kv_heads, spec.key_dim, spec.value_dim, None if shared else layer)
             if place not in made:
-                made[place] = kernels.make_cache(
+                cache = kernels.make_cache(
                     kv_type,
                     num_blocks[group],
-                    block_size,
+                    block_size // spec.stripe.ranks,
                     spec.num_kv_heads,
                     spec.key_dim,
                     spec.value_dim,
                     device or "cpu",
                     spec.latent,
                 )
+                made[place] = cache if spec.stripe.whole else replace(cache, stripe=spec.stripe)
             self.caches.append(LayerCache(group, made[place]))
         self._members = [[self.caches[layer].kv for layer in group.layers if layer in here] for group in groups]
         states = (cache.state for layer, cache in enumerate(self.caches) if layer in here)

@@ -126,7 +126,8 @@ def _below_bytes(options: EngineOptions, sizes: Sequence[int], available: int) -
 
 
 def _layer_bytes(caches: Caches, spec: CacheSpec, kind: str, size: int) -> int:
-    return caches.block_bytes(kind, size, spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.latent)
+    own = size // spec.stripe.ranks
+    return caches.block_bytes(kind, own, spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.latent)
 
 
 def guest_bytes(caches: Caches, options: EngineOptions) -> int:

@@ -16,7 +16,6 @@ from penstock.config.machine import Accelerator, Machine, free_bytes
 from penstock.config.options import EngineOptions
 from penstock.config.ranks import rank_count
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, chosen_gpu, resolve
-from penstock.config.speculation import speculation
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
@@ -37,7 +36,7 @@ from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, activation_by
 from penstock.startup.rank_plan import check_model, kept_elements, rank_machine, rank_notes, with_rank_kv
 from penstock.startup.resident import packer_of, resident_bytes
 from penstock.startup.rooms import Room, common_room, measured_speed, rooms_of_stages
-from penstock.startup.sharding import shard
+from penstock.startup.sharding import Sharing, shard
 from penstock.startup.staging import hold, shares_of, stages_of
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
@@ -155,12 +154,8 @@ def _declared(
         dtype = getattr(torch, options.dtype)
         model = build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
     if not ranks.alone and not model.runs:
-        drafts = speculation(options.speculative_config)
-        heads = drafts is not None and drafts.loads and drafts.method != "draft_model"  # which read the target's tables
-        lora = options.enable_lora
         plans = _weight_plans(model, checkpoint, options)
-        copies = options.num_redundant_experts if options.enable_eplb else None
-        shard(model, checkpoint, plans, ranks, group, tables=not (heads or lora), adapters=lora, copies=copies)
+        shard(model, checkpoint, plans, ranks, group, Sharing.of(options))
     return model
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config.cache_spec import CacheKind, CacheSpec
+from penstock.config.cache_spec import CacheKind, CacheSpec, Stripe
 from penstock.config.code import code_digest
 from penstock.config.environment import pack_folder
 from penstock.config.errors import MemoryPlanError, PenstockError
@@ -39,6 +39,7 @@ from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, f
 log = logging.getLogger(__name__)
 VERSION: Final = 3  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
 _UNUSABLE: Final = (PackCacheError, PenstockError, LookupError, TypeError, ValueError, OSError)
+SHARES: Final = 2  # version of what a rank has of each layer
 MOST_CONSTANTS: Final = 64 << 20  # bytes
 _LONGEST_NAME: Final = 50  # of a model, in the name of a rank's file
 # What a recording depends on, besides the length that is served. Sizes of steps and caches are free.
@@ -151,7 +152,8 @@ class KeptStart:
 
 def _spec(found: Mapping[str, Any]) -> CacheSpec:
     state = tuple(tuple(shape) for shape in found["state"])
-    return CacheSpec(**{**found, "kind": CacheKind(found["kind"]), "state": state})
+    told = {"kind": CacheKind(found["kind"]), "state": state, "stripe": Stripe(**found["stripe"])}
+    return CacheSpec(**{**found, **told})
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,8 @@ def weights_identity(options: EngineOptions, model: Path, ranks: Ranks = ALONE) 
     """What a rank's packed weights depend on."""
     packing = f"{PACKING} {options.quantize} {options.hf_overrides or ''}".rstrip()
     copies = f" {options.num_redundant_experts} copies" if options.enable_eplb else ""
-    return fingerprint(model, packing if ranks.alone else f"{packing} {ranks.name}{copies}")
+    share = f"{ranks.name} {SHARES} {options.decode_context_parallel_size}{copies}"
+    return fingerprint(model, packing if ranks.alone else f"{packing} {share}")
 
 
 def start_place(weights: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.config.cache_spec import CacheKind
+from penstock.config.cache_spec import RUN, CacheKind
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
@@ -34,6 +34,14 @@ def check_model(model: Model, options: EngineOptions) -> None:
         raise ConfigError("--enable-eplb is not possible: no layer has experts that processes share. Leave it out.")
     if why:
         raise ConfigError(f"{several(options)} is not possible: {why}. Leave it out.")
+    sharing = options.decode_context_parallel_size
+    if sharing > 1 and all(spec.stripe.whole for spec in model.cache_specs):
+        told = "; ".join(f"{kind}: {why}" for kind, why in model.kept_whole.items())
+        raise ConfigError(
+            f"--decode-context-parallel-size {sharing} is not possible: no layer has keys and values that processes "
+            f"would keep {sharing} times: KV heads are dealt, windows slide, or layers are whole in every process"
+            f"{told and f' ({told})'}. Leave it out."
+        )
 
 
 def kept_elements(model: Model) -> int:
@@ -67,5 +75,9 @@ def rank_notes(options: EngineOptions, stages: Sequence[ModelPart], model: Model
         counts = ", ".join(str((layers if part.end is None else part.end) - part.first) for part in stages)
         why = "by what a step reads of each" if options.pipeline_layer_split is None else "--pipeline-layer-split"
         told.append(Decision("layers of stages", counts, why))
+    if options.decode_context_parallel_size > 1:
+        shared = sum(not spec.stripe.whole for spec in model.cache_specs)
+        why = f"{shared} of {len(model.cache_specs)} layers, whose positions are dealt in runs of {RUN}"
+        told.append(Decision("contexts", f"over {options.decode_context_parallel_size} ranks", why))
     told += (Decision(f"{kind} layers", "whole in every rank", why) for kind, why in model.kept_whole.items())
     return told

@@ -72,9 +72,9 @@ def test_every_answer_says_something_and_names_flags_that_there_are() -> None:
     ("line", "ours", "said"),
     [
         (
-            "vllm serve Qwen/Qwen3-8B --max_model_len 8192 --served-model-name a b -tp 2 -dcp 2 --seed=5",
+            "vllm serve Qwen/Qwen3-8B --max_model_len 8192 --served-model-name a b -tp 2 --node-rank 2 --seed=5",
             "penstock serve Qwen/Qwen3-8B --max-model-len 8192 --served-model-name a --alias b -tp 2 --seed 5",
-            ("-dcp 2 is left out. Processes of one machine", "vLLM listens on every address"),
+            ("--node-rank 2 is left out. Processes of one machine", "vLLM listens on every address"),
         ),
         (
             "VLLM_API_KEY=k python3 -m vllm.entrypoints.openai.api_server --model m --host 0.0.0.0 -q awq --no-such 1",

@@ -72,6 +72,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
         "served_model_name": "name", "device": "cpu", "dtype": "bfloat16", "isa": "avx2", "threads": 3,
         "max_model_len": 99, "max_num_seqs": 7, "max_num_batched_tokens": 70, "max_chunk_tokens": 20, "block_size": 32,
         "goal": "latency", "max_users": 4, "tensor_parallel_size": 2, "pipeline_parallel_size": 3, "remote_workers": 2,
+        "decode_context_parallel_size": 2, "prefill_context_parallel_size": 2,
         "workers_address": "10.0.0.1:7000", "distributed_executor_backend": "ray", "pipeline_layer_split": "1,2,3",
         "num_redundant_experts": 2, "eplb_step_interval": 30,
         "kv_cache_memory": 2**20, "memory": 2**30, "kv_blocks": 12, "depth": 1, "seed": 5, "kv_cache_dtype": "int8",

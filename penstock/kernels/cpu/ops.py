@@ -218,8 +218,15 @@ def rope_tables(positions: Any, frequencies: Tensor, factor: float = 1.0, axes: 
     return (cos.unsqueeze(1), sin.unsqueeze(1)) if isinstance(tape, Eager) else (cos, sin)
 
 
-def _buffers(tape: Recording, cache: KvTensors) -> Any:
-    return tape.buffers(cache.layout, cache.key, cache.value)
+def layout_of(cache: KvTensors) -> Any:
+    """How a cache's blocks lie here, and which of their positions."""
+    stripe = cache.stripe
+    return cache.layout if stripe.whole else cache.layout.of_rank(stripe.place, stripe.ranks)
+
+
+def buffers(tape: Recording, cache: KvTensors) -> Any:
+    """A cache's memory, as ops take it."""
+    return tape.buffers(layout_of(cache), cache.key, cache.value)
 
 
 def _target(tape: Recording, x: Any, slot: Any) -> int:
@@ -258,7 +265,7 @@ def rope_and_cache_write(
         tape.index(qk_norm),
         eps,
         HEAD_NORMS.index(head_norm),
-        _buffers(tape, cache),
+        buffers(tape, cache),
         tape.index(query),
     )
     query = tape.done(query)
@@ -275,7 +282,7 @@ def latent_cache_write(
     tape = tape_of(x)
     group = _target(tape, x, slot)
     tables = _tables(tape, cos, sin, interleaved)
-    tape.program.latent_write(tape.index(x), tape.index(norm), eps, *tables, group, _buffers(tape, cache))
+    tape.program.latent_write(tape.index(x), tape.index(norm), eps, *tables, group, buffers(tape, cache))
     tape.done()
 
 
@@ -425,6 +432,28 @@ def plan_attention(
     )
 
 
+def planned(tape: Recording, plan: NativeAttentionPlan, cache: KvTensors, heads: int, room: int = 0) -> int:
+    """The native plan of attention over a cache, for so many heads; one serves all caches of its shape.
+
+    `room`: bytes that ranks leave for each other at a time, where they share contexts.
+    """
+    if plan.tables is not None and isinstance(tape, Eager):
+        tables = plan.tables
+        tape.refs.append(plan)
+        start, context = tables.query_start.data_ptr(), tables.context_len.data_ptr()
+        tape.step.set(tape.rows, len(tables.context_len), 0, 0, start, context)
+        tape.step.set_group(0, tables.block_table.data_ptr(), tables.block_table.shape[1], 0)
+        tape.step.set_masks(address(plan.masks), address(plan.spans))
+    layout = layout_of(cache)
+    shape = (layout.block_size, layout.heads, layout.key_dim, layout.value_dim, cache.stripe, room)
+    key = (plan.group, plan.window, plan.chunked, heads, *shape)
+    index = tape.plans.get(key)
+    if index is None:
+        made = tape.program.plan_attention(plan.group, plan.window, plan.chunked, layout, heads, room)
+        index = tape.plans[key] = int(made)
+    return index
+
+
 def paged_attention(
     query: Any,
     cache: KvTensors,
@@ -437,18 +466,7 @@ def paged_attention(
     tape, layout = tape_of(query), cache.layout
     width = width_of(query) if isinstance(query, Handle) else query.shape[1:].numel()
     heads = width // layout.key_dim
-    if plan.tables is not None and isinstance(tape, Eager):
-        tables = plan.tables
-        tape.refs.append(plan)
-        start, context = tables.query_start.data_ptr(), tables.context_len.data_ptr()
-        tape.step.set(tape.rows, len(tables.context_len), 0, 0, start, context)
-        tape.step.set_group(0, tables.block_table.data_ptr(), tables.block_table.shape[1], 0)
-        tape.step.set_masks(address(plan.masks), address(plan.spans))
-    shape = (layout.block_size, layout.heads, layout.key_dim, layout.value_dim)
-    key = (plan.group, plan.window, plan.chunked, heads, *shape)  # one native plan serves all caches of this shape
-    index = tape.plans.get(key)
-    if index is None:
-        index = tape.plans[key] = tape.program.plan_attention(plan.group, plan.window, plan.chunked, layout, heads)
+    index = planned(tape, plan, cache, heads)
     out = tape.new(heads * layout.value_dim)
     tape.program.attention(
         tape.index(query),
@@ -456,7 +474,7 @@ def paged_attention(
         plan.group,
         plan.window,
         plan.chunked,
-        _buffers(tape, cache),
+        buffers(tape, cache),
         heads,
         scale,
         tape.index(sinks),

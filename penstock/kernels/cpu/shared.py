@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.cpu import ops
 from penstock.kernels.cpu.packed import Packed
 from penstock.kernels.cpu.rank_group import RankGroup
@@ -52,13 +53,63 @@ def shared_linear(
 
 
 def gather_columns(x: Any, widths: Sequence[int], group: RankGroup) -> Any:
+    return _gathered(x, widths, group, range(group.count))
+
+
+def _gathered(x: Any, widths: Sequence[int], group: RankGroup, taken: range) -> Any:
+    """Of the ranks' columns those of some neighbours."""
     if width_of(x) != widths[group.rank]:
         raise ValueError(f"rank {group.rank} has {width_of(x)} columns, not {widths[group.rank]} as it says")
     tape = tape_of(x)
-    out = tape.new(sum(widths), extent_of(x))
+    out = tape.new(sum(widths[rank] for rank in taken), extent_of(x))
     tape.refs.append(group)
     index = tape.index(x) if width_of(x) else tape.index(None)
-    tape.program.gather_columns(index, list(widths), group.native, tape.index(out), extent_of(x))
+    tape.program.gather_columns(
+        index, list(widths), group.native, tape.index(out), extent_of(x), taken.start, taken.stop
+    )
+    return tape.done(out)
+
+
+def shared_attention(
+    query: Any,
+    cache: KvTensors,
+    plan: ops.NativeAttentionPlan,
+    scale: float,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
+    slopes: Tensor | None = None,
+    *,
+    group: RankGroup,
+    heads: Sequence[int],
+) -> Any:
+    ranks, dim = cache.stripe.ranks, cache.layout.key_dim
+    first = group.rank // ranks * ranks
+    others = range(first, first + ranks)
+    together = [sum(heads[start : start + ranks]) for start in range(0, len(heads), ranks)]
+    if not isinstance(query, Handle):
+        query = query.flatten(1)
+    query = _gathered(query, [count * dim for count in heads], group, others)
+    tape, own = tape_of(query), heads[group.rank]
+    index = ops.planned(tape, plan, cache, max(together), group.native.slot_bytes)
+    out = tape.new(own * cache.layout.value_dim)
+    tape.refs.append(group)
+    tape.program.shared_attention(
+        tape.index(query),
+        index,
+        plan.group,
+        plan.window,
+        plan.chunked,
+        ops.buffers(tape, cache),
+        group.native,
+        together[group.rank // ranks],
+        sum(heads[first : group.rank]),
+        own,
+        scale,
+        tape.index(sinks),
+        soft_cap or 0.0,
+        tape.index(slopes),
+        tape.index(out),
+    )
     return tape.done(out)
 
 

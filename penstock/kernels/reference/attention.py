@@ -99,6 +99,7 @@ def plan_attention(
     chunked: bool = False,
 ) -> ReferenceAttentionPlan:
     key_cache = cache.key
+    block_size = key_cache.shape[1] * cache.stripe.ranks  # as of layers that keep every position
     max_keys = max(1, SCRATCH_ELEMENTS // (key_cache.shape[2] * key_cache.shape[3]))
     seen = visible(query_lens, context_lens, window, masks, spans, chunked)
     pieces = _pieces(query_lens, context_lens, seen)
@@ -109,7 +110,7 @@ def plan_attention(
     done = begin = 0
     for group in _groups(pieces, max_keys):
         rows_of = facts[done : done + len(group)]
-        tasks.append(_task(group, rows_of, begin, key_cache, block_table, seen))
+        tasks.append(_task(group, rows_of, begin, block_size, block_table, seen))
         done += len(group)
         begin += len(group) * group[0].queries
     order, restore = _order(pieces, key_cache.device)
@@ -186,10 +187,10 @@ def _groups(pieces: Sequence[_Piece], max_keys: int) -> list[list[_Piece]]:
 
 
 def _task(
-    group: Sequence[_Piece], facts: Tensor, begin: int, key_cache: Tensor, block_table: Tensor, seen: Tensor
+    group: Sequence[_Piece], facts: Tensor, begin: int, block_size: int, block_table: Tensor, seen: Tensor
 ) -> Task:
     """`facts` holds the group's pieces, [rows, fields of a piece] int64."""
-    block_size, device = key_cache.shape[1], key_cache.device
+    device = seen.device
     rows, queries = len(group), group[0].queries
     keys = -(-max(1, *(piece.keys for piece in group)) // KEY_MULTIPLE) * KEY_MULTIPLE
     row, low, end, token, *_ = facts.unbind(1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.config.cache_spec import RUN
 from penstock.kernels.adapters import Adapted
 from penstock.kernels.cache import KvTensors
 from penstock.kernels.canonical import Canonical
@@ -176,9 +177,24 @@ def rope_and_cache_write(
     if qk_norm is not None and head_norm == "rotated":
         rotated = _normed(rotated, heads, eps, "each") * qk_norm
     rotated = rotated.to(qkv.dtype)
-    key_cache.view(-1, kv_heads, key_dim).index_copy_(0, slot, rotated[:, heads:].to(key_cache.dtype))
-    value_cache.view(-1, value_width).index_copy_(0, slot, value.to(value_cache.dtype))
+    enter(cache, key_cache.view(-1, kv_heads, key_dim), slot, rotated[:, heads:])
+    enter(cache, value_cache.view(-1, value_width), slot, value)
     return rotated[:, :heads]
+
+
+def enter(cache: KvTensors, kept: Tensor, slot: Tensor, entries: Tensor) -> None:
+    """Entries [T, …] into a cache's keys or values, seen as [slots, …]; only those whose slots are kept here."""
+    if not cache.stripe.whole:
+        here, slot = own_slots(cache, slot)
+        entries = entries[here]
+    kept.index_copy_(0, slot, entries.to(kept.dtype))
+
+
+def own_slots(cache: KvTensors, slot: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of these slots are kept here, [T] bool, and where those are."""
+    run = slot // RUN
+    here = run % cache.stripe.ranks == cache.stripe.place
+    return here, (run // cache.stripe.ranks * RUN + slot % RUN)[here]
 
 
 def _normed(qk: Tensor, heads: int, eps: float, head_norm: str) -> Tensor:

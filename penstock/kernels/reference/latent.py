@@ -25,7 +25,7 @@ def latent_cache_write(
     latent = functional.rms_norm(latent, norm.shape, norm, eps)
     rotated = _rotate(rest.unsqueeze(1), cos, sin, interleaved).squeeze(1)
     entries = torch.cat((latent, rotated), dim=-1).to(x.dtype)
-    cache.key.view(-1, x.shape[1]).index_copy_(0, slot, entries.to(cache.key.dtype))
+    dense.enter(cache, cache.key.view(-1, x.shape[1]), slot, entries)
 
 
 def head_linear(

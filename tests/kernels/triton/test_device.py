@@ -38,7 +38,8 @@ assert "before" in unavailable_reason("interpreter"), unavailable_reason("interp
 """
 
 
-OF_RANKS = {"shared_linear", "shared_experts", "gather_columns", "shared_embedding"}  # several processes, on CPUs
+# Of several processes, on CPUs.
+OF_RANKS = {"shared_linear", "shared_experts", "gather_columns", "shared_embedding", "shared_attention"}
 
 
 @pytest.mark.parametrize("code", [CPU_ONLY, WITHOUT, TOO_LATE])
