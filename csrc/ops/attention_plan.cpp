@@ -49,7 +49,7 @@ private:
     std::int64_t end_partition(const QueryUnit& unit) const {
         const std::int64_t end = seen(rows_, unit, unit.count - 1).end;
         const std::int64_t all = ceil(own_position(layout_, end), partition_lanes);
-        return unit.end ? std::min(unit.end, all) : all;
+        return unit.end ? std::min(unit.end, all) : std::max<std::int64_t>(1, all);  // one that sees nothing is told so
     }
     // Partitions before it are seen in full by every query of the unit, but for their beginning under a window.
     std::int64_t full_partitions(const QueryUnit& unit) const { return partition(seen(rows_, unit, 0).end); }
@@ -98,8 +98,8 @@ private:
     bool before(std::int64_t left, std::int64_t right) const {
         const Blocks a = full_blocks(left), b = full_blocks(right);
         if (a.first != b.first) return a.first < b.first;
-        const auto order = std::lexicographical_compare_three_way(a.table + a.first, a.table + a.end,
-                                                                  b.table + b.first, b.table + b.end);
+        const auto order = std::lexicographical_compare_three_way(a.table + a.first, a.table + a.end, b.table + b.first,
+                                                                  b.table + b.end);
         return order != 0 ? order < 0 : a.full < b.full;
     }
     // Whether both see partition `p` in full and in the same blocks, if they do so in all before it.

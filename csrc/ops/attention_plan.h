@@ -17,8 +17,8 @@ namespace penstock {
 
 constexpr std::int64_t partition_tiles = 16;
 constexpr std::int64_t partition_lanes = partition_tiles * kv_tile;
-static_assert(partition_lanes == kv_run);           // a rank has whole partitions
-constexpr std::int64_t item_rows = 72;  // most queries times heads of an item
+static_assert(partition_lanes == kv_run);  // a rank has whole partitions
+constexpr std::int64_t item_rows = 72;     // most queries times heads of an item
 
 // Consecutive queries of one row.
 struct QueryUnit {
@@ -107,8 +107,8 @@ inline Seen seen(const AttentionRows& rows, const QueryUnit& unit, std::int64_t 
     return {std::min<std::int64_t>(low, span[0]), std::clamp<std::int64_t>(span[1], position + 1, context)};
 }
 
-// Floats of one head's state.
-inline std::int64_t state_floats(const KvLayout& layout) { return padded_value_dim(layout) + 16; }
+// Floats of one head's state, whatever the cache's type is: layers of several types share a plan.
+inline std::int64_t state_floats(const KvLayout& layout) { return round_up(layout.value_dim, kv_group) + 16; }
 
 // Bytes that a rank leaves of a unit's queries for one turn at most: what it has to be able to leave at a time.
 inline std::int64_t least_room(const KvLayout& layout, std::int64_t heads) {

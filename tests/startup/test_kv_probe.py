@@ -12,11 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from penstock.config.cache_spec import group_layers
 from penstock.config.options import EngineOptions
+from penstock.config.sampling import SamplingParams
+from penstock.core.request import EngineRequest
 from penstock.engine.api import EngineInfo
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
-from penstock.startup import kv_probe
+from penstock.startup import build_runner, kv_probe
 from penstock.startup.kv_probe import KvTypes, choose_kv_types
 from tests.engine.test_equality import SAMPLED, ask, finish
 from tests.models import tiny
@@ -123,3 +125,32 @@ def test_after_a_fallback_the_plan_has_fewer_blocks_and_says_so(tmp_path: Path) 
         assert len(finish(engine)["it"].tokens) == 20
         engine.close()
     assert blocks["int8"] > blocks["fallen"] > blocks["float16"]
+
+
+@pytest.mark.parametrize("kinds", [("float32", "int4"), ("int4", "int8")])
+def test_layers_of_several_types_share_a_plan(
+    kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of 16 elements, of which int4 keeps 32: what rows that share a prefix leave of it has room for either."""
+    tiny.save("deepseek-v2", tmp_path, num_hidden_layers=2, max_position_embeddings=512)
+    monkeypatch.setattr(build_runner, "choose_kv_types", lambda *_: KvTypes(kinds, "by hand"))
+    beginning = tiny.prompt(300, 1)
+    prompts = {"a": [*beginning, 5], "b": [*beginning[:260], *tiny.prompt(20, 2)]}
+
+    def answers(caching: bool) -> dict[str, list[int]]:
+        options = EngineOptions(
+            str(tmp_path), device="cpu", dtype="float32", kv_blocks=90, enable_prefix_caching=caching
+        )
+        engine, _ = build_engine(options)
+        found: dict[str, list[int]] = {name: [] for name in prompts}
+        for name, prompt in prompts.items():
+            engine.add(
+                EngineRequest(name, tuple(prompt), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+            )
+        while engine.has_work:
+            for output in engine.step():
+                found[output.request_id] += output.tokens
+        engine.close()
+        return found
+
+    assert answers(True) == answers(False)

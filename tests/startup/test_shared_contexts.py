@@ -125,7 +125,7 @@ def test_more_families_and_numbers(model: Folder, name: str, count: int, ranks: 
     ("name", "kind"),
     [
         *(("qwen3", kind) for kind in ("bfloat16", "fp8", "int8", "int4")),
-        *(("deepseek-v2", kind) for kind in ("bfloat16", "fp8", "int8")),
+        *(("deepseek-v2", kind) for kind in ("bfloat16", "fp8", "int8", "int4")),
     ],
 )
 def test_small_types(model: Folder, name: str, kind: str) -> None:
