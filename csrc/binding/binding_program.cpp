@@ -460,7 +460,8 @@ void bind_program(nb::module_& m) {
         .def("linear", &linear)
         .def("experts", &experts, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg(), "group"_a.none() = nb::none(), "first"_a = 0, "table"_a = 0, "counts"_a = 0, "num_experts"_a = 0)
+             nb::arg(), "group"_a.none() = nb::none(), "first"_a = 0, "table"_a = 0, "counts"_a = 0,
+             "num_experts"_a = 0)
         .def("position_scales", &position_scales)
         .def("take_rows", &take_rows)
         .def("inject", &inject)

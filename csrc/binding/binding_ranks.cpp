@@ -103,17 +103,27 @@ void shared_attention(Program& p, Value query, int plan, std::size_t group, std:
             "rank " + std::to_string(ranks.rank()) + " of " + std::to_string(ranks.count()) +
                 " is not the one that has part " + std::to_string(l.place) + " of " + std::to_string(l.ranks) +
                 " of its contexts.");
-    require(first >= 0 && own >= 1 && first + own <= heads, "a rank's heads are none of those that share its contexts.");
-    require(least_room(l, heads) <= ranks.slot_bytes(),
-            "attention leaves " + std::to_string(least_room(l, heads)) + " bytes for a context's turn, and ranks share " +
-                std::to_string(ranks.slot_bytes()) + " at a time; make the group with larger slots.");
+    require(first >= 0 && own >= 1 && first + own <= heads,
+            "a rank's heads are none of those that share its contexts.");
+    require(least_room(l, heads) <= ranks.slot_bytes(), "attention leaves " + std::to_string(least_room(l, heads)) +
+                                                            " bytes for a context's turn, and ranks share " +
+                                                            std::to_string(ranks.slot_bytes()) +
+                                                            " at a time; make the group with larger slots.");
     p.join(ranks);
     p.add({"shared_attention",
            [=, layout = kv.layout, keys = kv.keys, values = kv.values, &ranks](const Frame& f, Worker& w) {
-               const AttentionArgs all{f.at<float>(query),       &f.plan(plan),           rows_of(f, group, window, chunked),
-                                       layout,                   f.at<std::byte>(keys),   f.at<std::byte>(values),
-                                       heads,                    scale,                   f.at<float>(sinks),
-                                       cap,                      f.at<float>(out),        f.at<float>(slopes)};
+               const AttentionArgs all{f.at<float>(query),
+                                       &f.plan(plan),
+                                       rows_of(f, group, window, chunked),
+                                       layout,
+                                       f.at<std::byte>(keys),
+                                       f.at<std::byte>(values),
+                                       heads,
+                                       scale,
+                                       f.at<float>(sinks),
+                                       cap,
+                                       f.at<float>(out),
+                                       f.at<float>(slopes)};
                ops().shared_attention({all, &ranks, first, own}, w);
            },
            {query, sinks, slopes},

@@ -12,8 +12,8 @@
 // Two bfloat16 that a dot product takes together lie side by side: keys are [key_dim / 2][16 tokens][2], an odd
 // dimension padded by zeros, and values [8 pairs of tokens][value_dim][2]. A tile always has room for 16 tokens.
 //
-// Where a block lies with several ranks, its positions are dealt to them in runs of 256, which attention takes together:
-// rank r of n has runs r, r + n, … of each block, one behind the other.
+// Where a block lies with several ranks, its positions are dealt to them in runs of 256, which attention takes
+// together: rank r of n has runs r, r + n, … of each block, one behind the other.
 //
 // A latent cache keeps keys only, whose first value_dim elements are the values; where codes have a float32 scale,
 // those elements have one a token and the other elements another. Its 8-bit integers lie like floats, as they are.

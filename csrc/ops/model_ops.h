@@ -123,7 +123,8 @@ struct SharedEmbeddingArgs {
 // Which of a group's ranks compute which experts, in memory that is written between steps.
 struct ExpertPlaces {
     // [E, 3]: this rank's place of an expert among its own, or -1; how many ranks have it, of which each computes every
-    // so manieth token; which of them this rank is, from 0. Behind that the table's number, which all ranks count alike.
+    // so manieth token; which of them this rank is, from 0. Behind that the table's number, which all ranks count
+    // alike.
     std::int32_t* table = nullptr;
     std::int64_t* counts = nullptr;  // [E], to which the tokens of each are added
     std::int64_t experts = 0;

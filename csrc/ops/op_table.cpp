@@ -33,7 +33,7 @@ std::uint64_t read_memory(const std::byte* from, std::int64_t bytes);
 namespace penstock::PENSTOCK_ATTENTION_ISA {
 void attention(const AttentionArgs& args, Worker& worker);
 void shared_attention(const SharedAttentionArgs& args, Worker& worker);
-}
+}  // namespace penstock::PENSTOCK_ATTENTION_ISA
 
 namespace penstock::PENSTOCK_ISA {
 

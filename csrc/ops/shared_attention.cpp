@@ -49,7 +49,8 @@ private:
         const std::int64_t queries = round.end_query - round.first_query;
         worker.share(queries * args_.own, 4, [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t i = begin; i < end; ++i)
-                take_query(plan_.dealt[static_cast<std::size_t>(round.first_query + i / args_.own)], i % args_.own, age);
+                take_query(plan_.dealt[static_cast<std::size_t>(round.first_query + i / args_.own)], i % args_.own,
+                           age);
         });
     }
 

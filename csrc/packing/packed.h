@@ -158,7 +158,7 @@ private:
     std::byte* own_ = nullptr;
     const std::byte* data_;
     std::shared_ptr<void> owner_;
-    std::vector<std::int64_t> starts_;  // of the spans, if widths differ
+    std::vector<std::int64_t> starts_;      // of the spans, if widths differ
     std::vector<const std::byte*> places_;  // of the experts, if one was put elsewhere
     bool huge_pages_ = false;
 };

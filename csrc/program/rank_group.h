@@ -91,7 +91,7 @@ private:
     int rank_, count_;
     std::uint32_t posted_ = 0;
     std::atomic<std::int64_t> exchanged_{0};  // nanoseconds
-    std::atomic<bool> apart_{false};  // this rank has seen another do something else
+    std::atomic<bool> apart_{false};          // this rank has seen another do something else
 };
 
 }  // namespace penstock

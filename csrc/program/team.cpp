@@ -98,8 +98,8 @@ private:
     Phases phases;
     const std::function<void(Worker&)>* job = nullptr;
     int members = 1;
-    std::atomic<int> round{0};    // grows with every job
-    std::atomic<int> helping{0};  // helpers at work, plus `open`
+    std::atomic<int> round{0};            // grows with every job
+    std::atomic<int> helping{0};          // helpers at work, plus `open`
     std::atomic<std::int64_t> helped{0};  // loops that the helper which came furthest has used
 };
 
