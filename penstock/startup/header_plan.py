@@ -77,8 +77,8 @@ def _specs(facts: ModelFacts) -> Iterator[CacheSpec]:
 
 
 def native_block_bytes(kv_type: str, block_size: int, heads: int, key_dim: int, value_dim: int, latent: bool) -> int:
-    """The op `cache_block_bytes` of the native library."""
-    return block_bytes(kv_layout(kv_type, block_size, heads, key_dim, value_dim, latent))
+    """The op `cache_block_bytes` of the native library; 0 of a layer that keeps no keys."""
+    return 0 if not heads else block_bytes(kv_layout(kv_type, block_size, heads, key_dim, value_dim, latent))
 
 
 def _plain_block_bytes(kv_type: str, block_size: int, heads: int, key_dim: int, value_dim: int, latent: bool) -> int:

@@ -22,6 +22,7 @@ from penstock.parallel.ranks import Ranks
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.ranks import messages
+from penstock.runtime.ranks.alarm import Alarm
 from penstock.runtime.ranks.follower import Follower
 from penstock.runtime.ranks.group import NullGroup
 from penstock.runtime.ranks.lead import LeadExecutor, told
@@ -75,9 +76,13 @@ class InProcess:
 
     def __init__(self) -> None:
         self.group = NullGroup()
+        self.alarm = Alarm()
         self.counts: Counter[str] = Counter()
         self.compared: Counter[str] = Counter()
         self.failing = False
+
+    def rooms(self) -> tuple[Any, ...]:
+        return ()
 
     def load(self, spec: EngineSpec, progress: Any = None) -> Any:
         self._spec = declare_rank(spec.options, spec.plan.max_model_len, Ranks(1, 2), self.group)

@@ -174,3 +174,9 @@ def test_a_budget_gives_no_more_than_it_has() -> None:
     for _ in range(2):
         budget.give_back("a")
     assert budget.free == 60
+
+
+def test_a_model_whose_layers_keep_no_keys_is_planned(tmp_path: Path) -> None:
+    tiny.save("mamba", tmp_path)
+    plan = plan_model(EngineOptions(str(tmp_path), pack_cache="off"), 1 << 30).plan
+    assert plan.weights_bytes and not plan.kv_bytes

@@ -10,17 +10,37 @@ MOST_RANKS = 8
 
 
 class Degrees(NamedTuple):
-    """One case: processes of each kind, and whether experts move."""
+    """One case: processes of each kind, whether experts move, engines, and processes that share contexts."""
 
     tp: int
     pp: int
-    ep: bool
+    ep: int
+    dp: int
+    cp: int
 
     def __str__(self) -> str:
-        return f"tp{self.tp}-pp{self.pp}{'-ep' if self.ep else ''}"
+        more = "-ep" * self.ep + f"-dp{self.dp}" * (self.dp > 1) + f"-cp{self.cp}" * (self.cp > 1)
+        return f"tp{self.tp}-pp{self.pp}{more}"
+
+    @property
+    def processes(self) -> int:
+        return self.tp * self.pp * self.dp
 
 
-CHOICES: Mapping[str, tuple[int, ...]] = {"tp": (1, 2, 3, 4), "pp": (1, 2, 3), "ep": (0, 1)}
+CHOICES: Mapping[str, tuple[int, ...]] = {
+    "tp": (1, 2, 3, 4),
+    "pp": (1, 2, 3),
+    "ep": (0, 1),
+    "dp": (1, 2),
+    "cp": (1, 2, 3),
+}
+
+
+class Traits(NamedTuple):
+    """What a model allows: whether it has experts that are dealt, and contexts that several processes would keep."""
+
+    experts: bool = False
+    contexts: bool = False
 
 
 class Case(NamedTuple):
@@ -28,12 +48,14 @@ class Case(NamedTuple):
     degrees: Degrees
 
 
-def _possible(models: Mapping[str, bool]) -> Iterator[Case]:
-    """Of models by whether they have experts; one process alone is what all are compared with."""
-    for model, experts in models.items():
-        for tp, pp, ep in itertools.product(*CHOICES.values()):
-            if 1 < tp * pp <= MOST_RANKS and (not ep or (experts and tp > 1 and pp == 1)):
-                yield Case(model, Degrees(tp, pp, bool(ep)))
+def _possible(models: Mapping[str, Traits]) -> Iterator[Case]:
+    """All but one process alone, which they are compared with."""
+    for model, traits in models.items():
+        for degrees in itertools.starmap(Degrees, itertools.product(*CHOICES.values())):
+            experts = not degrees.ep or (traits.experts and degrees.tp > 1 and degrees.pp == 1)
+            contexts = degrees.cp == 1 or (traits.contexts and degrees.tp % degrees.cp == 0 and degrees.tp > 1)
+            if 1 < degrees.processes <= MOST_RANKS and experts and contexts:
+                yield Case(model, degrees)
 
 
 def _pairs(case: Case) -> set[tuple[str, object, str, object]]:
@@ -41,13 +63,13 @@ def _pairs(case: Case) -> set[tuple[str, object, str, object]]:
     return {(a, values[a], b, values[b]) for a, b in itertools.combinations(values, 2)}
 
 
-def covering(models: Mapping[str, bool]) -> list[Case]:
+def covering(models: Mapping[str, Traits]) -> list[Case]:
     """As few cases as a greedy search finds that have every pair of values which any possible case has."""
     cases = list(_possible(models))
     missing = set().union(*map(_pairs, cases))
     chosen = []
     while missing:
-        best = max(cases, key=lambda case: (len(_pairs(case) & missing), -case.degrees.tp * case.degrees.pp))
+        best = max(cases, key=lambda case: (len(_pairs(case) & missing), -case.degrees.processes))
         chosen.append(best)
         missing -= _pairs(best)
     return chosen

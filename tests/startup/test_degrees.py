@@ -15,7 +15,7 @@ from penstock import LLM
 from penstock.kernels.cpu import native
 from tests.layers.test_sharding import BLOCKS, LATENT, SIZES
 from tests.models import encoders, tiny
-from tests.startup.degrees import CHOICES, MOST_RANKS, Case, covering
+from tests.startup.degrees import CHOICES, MOST_RANKS, Case, Traits, covering
 from tests.weights.test_quantised_folders import FOLDERS, encode_by_method, encode_gptq, quantise
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
@@ -39,7 +39,7 @@ def fp8(folder: Path) -> None:
 MODELS: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {  # how each is made, and loaded
     "dense": (family("llama-biases", **SIZES), {}),
     "experts": (family("qwen3-moe", **SIZES, **EXPERTS), {}),
-    "latent": (family("deepseek-v3", **LATENT), {}),
+    "latent": (family("deepseek-v3", **LATENT, max_position_embeddings=1024), {"max_model_len": 700}),
     "sliding": (family("gemma3", **{**SIZES, "tie_word_embeddings": True}), {}),
     "recurrent": (family("mamba"), {}),
     "hybrid": (family("qwen3-next", **SIZES), {}),
@@ -48,25 +48,28 @@ MODELS: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {  # how ea
     "gptq": (gptq, {}),
     "fp8": (fp8, {}),
 }
-WITH_EXPERTS = {name: name in ("experts", "latent") for name in MODELS}
-CASES = covering(WITH_EXPERTS)
-FAST = {("hybrid", "tp2-pp2"), ("latent", "tp3-pp1-ep"), ("q4_k", "tp4-pp2")}
+TRAITS = {name: Traits(name in ("experts", "latent"), name == "latent") for name in MODELS}
+CASES = covering(TRAITS)
+FAST = {("hybrid", "tp2-pp1-dp2"), ("latent", "tp3-pp1-ep-dp2-cp3"), ("q4_k", "tp4-pp2")}
 PROMPTS = [tiny.prompt(length, seed=length) for length in (1, 7, 23, 40)]
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
     "threads": 1,
     "max_model_len": 64,
-    "kv_blocks": 64,
+    "kv_blocks": 128,
     "max_num_batched_tokens": 32,  # prompts are cut
 }
 
 
 def answers(folder: Path, **more: Any) -> Any:
-    with LLM(str(folder), **{**SETTINGS, **more}) as llm:
+    settings = {**SETTINGS, **more}
+    longest = [tiny.prompt(settings["max_model_len"] - 100)] if settings["max_model_len"] > 256 else []
+    prompts = [*PROMPTS, *longest]  # contexts are shared by runs of 256 positions
+    with LLM(str(folder), **settings) as llm:
         if "Bert" in llm.info.architecture:
-            return llm.embed(PROMPTS)
-        found = llm.generate(PROMPTS, temperature=0.8, seed=3, max_tokens=6, ignore_eos=True, logprobs=3)
+            return llm.embed(prompts)
+        found = llm.generate(prompts, temperature=0.8, seed=3, max_tokens=6, ignore_eos=True, logprobs=3)
         return [(one.token_ids, one.logprobs) for completion in found for one in completion.outputs]
 
 
@@ -100,9 +103,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
 )
 def test_answers_are_those_of_one_process(case: Case, alone: Callable[[str], tuple[Path, Any]]) -> None:
     folder, expected = alone(case.model)
-    tp, pp, ep = case.degrees
-    more = {"enable_expert_parallel": True, "enable_eplb": True, "eplb_step_interval": 2} if ep else {}
-    found = answers(folder, tensor_parallel_size=tp, pipeline_parallel_size=pp, **more, **MODELS[case.model][1])
+    degrees = case.degrees
+    more = {"enable_expert_parallel": True, "enable_eplb": True, "eplb_step_interval": 2} if degrees.ep else {}
+    found = answers(
+        folder,
+        tensor_parallel_size=degrees.tp,
+        pipeline_parallel_size=degrees.pp,
+        data_parallel_size=degrees.dp,
+        decode_context_parallel_size=degrees.cp,
+        **more,
+        **MODELS[case.model][1],
+    )
     assert found == expected
 
 
@@ -116,4 +127,6 @@ def test_every_pair_is_among_the_cases() -> None:
     assert {(case.degrees.tp, case.degrees.pp) for case in CASES} >= {
         (tp, pp) for tp in CHOICES["tp"] for pp in CHOICES["pp"] if 1 < tp * pp <= MOST_RANKS
     }
-    assert {case.model for case in CASES if case.degrees.ep} == {name for name, has in WITH_EXPERTS.items() if has}
+    assert {case.model for case in CASES if case.degrees.ep} == {name for name, has in TRAITS.items() if has.experts}
+    assert {case.model for case in CASES if case.degrees.cp > 1} == {"latent"}
+    assert {case.model for case in CASES if case.degrees.dp > 1} == set(MODELS)
