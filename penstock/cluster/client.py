@@ -95,6 +95,7 @@ class ClusterClient:
         self._info: EngineInfo | None = None
         self._control: Control | None = None  # what holds engines still
         self._draining: set[int] = set()
+        self._retired: set[int] = set()
         self._asked: set[asyncio.Task[None]] = set()
         self._resting = self._closed = False
 
@@ -259,8 +260,10 @@ class ClusterClient:
     # -- engines that come and go -------------------------------------------------------------------------------------
 
     def serving(self, number: int) -> None:
-        """An engine serves: what is held for others that are not there goes on in it."""
-        self._draining.discard(number)
+        """An engine serves, and has nothing cached yet; what is held for others that are not there goes on in it."""
+        self._router.forget(number)
+        if number not in self._retired:
+            self._draining.discard(number)
         if self._control is not None:
             self._engines[number].control(self._control)
         for other, engine in enumerate(self._engines):
@@ -295,15 +298,18 @@ class ClusterClient:
         """
         if not [other for other in self._ready() if other != number]:
             raise EngineDeadError("The only engine there is cannot be ended; close all of them.")
-        self._draining.add(number)  # for good: what it still tells of requests that have left counts for nothing
+        self._retired.add(number)  # for good: what it still tells of requests that have left counts for nothing
+        self._draining.add(number)
         line, until = self._engines[number].line, time.monotonic() + seconds
-        for stream in line.streams.live():
-            if not (stream.closed or stream.request.ask or needs_its_engine(stream.request)):
-                self._send_on(stream, line.leave, self._ready(), Past())
-        while len(line.streams) and time.monotonic() < until:
-            await asyncio.sleep(_LOOK_S)
-        await self._engines[number].close()
-        self._router.forget(number)
+        try:
+            for stream in line.streams.live():
+                if not (stream.closed or stream.request.ask or needs_its_engine(stream.request)):
+                    self._send_on(stream, line.leave, self._ready(), line.resumption.past(stream))
+            while len(line.streams) and time.monotonic() < until:
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            await self._engines[number].close()
+            self._router.forget(number)
 
     # -- all of them --------------------------------------------------------------------------------------------------
 
@@ -321,8 +327,10 @@ class ClusterClient:
 
     async def wake(self) -> None:
         """As RestingEngine; all of them."""
-        await _all(engine.wake() for engine in self._engines)
-        self._resting = False
+        try:
+            await _all(engine.wake() for engine in self._engines)
+        finally:  # those that are awake serve, even where one could not be woken
+            self._resting = all(engine.state is EngineState.SLEEPING for engine in self._engines)
 
     async def stats(self) -> EngineStats:
         return of_all(await asyncio.gather(*(engine.stats() for engine in self._engines)))

@@ -14,7 +14,7 @@ from penstock.cluster.router import Router
 from penstock.config.cores import CoreBoard
 from penstock.config.data_parallel import engine_options
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import rank_count
+from penstock.config.ranks import context_block, rank_count
 from penstock.host.engine import HostedEngine, Progress, hosted_options, one_engine
 from penstock.host.memory import FIRST_PROCESS_BYTES, plan_model
 from penstock.host.process_client import ProcessClient, ToldPrefixes
@@ -41,7 +41,7 @@ def cluster(
         POLICIES[options.routing_policy](),
         PrefixNames(seed),
         count,
-        options.block_size,
+        context_block(options),
         shared=options.share_prefix_cache,
         caching=options.enable_prefix_caching,
     )

@@ -40,7 +40,8 @@ def _refusal(options: EngineOptions) -> str:
             "start a server for each GPU."
         )
     if remote_ranks(options):
-        return "workers of other machines join one engine. Leave --remote-workers out, or --data-parallel-size."
+        flag = "--remote-workers" if options.remote_workers else "--distributed-executor-backend ray"
+        return f"workers of other machines join one engine. Leave {flag} out, or --data-parallel-size."
     if options.kv_disk:
         return "a folder of copies belongs to one engine. Take --kv-ram, or --kv-store, which engines share."
     if (events := kv_events(options.kv_events_config)) is not None:

@@ -12,6 +12,7 @@ from penstock.engine.streams import OutputStream, StreamTable
 
 TRIAL_TOKENS: Final = 3  # of each sequence: an engine may have been some steps ahead of what it told
 MOST_DEATHS: Final = 6
+_ENDED: Final = 256  # requests that are not forgotten at once when they end
 MOST_UNSEEN: Final = 3  # deaths of engines that had been sent a request, and had not begun it as far as is known
 ENDED_ENGINES: Final = (
     "The engine stopped unexpectedly, more than once, while it computed this request, which is not tried again. Change "
@@ -83,14 +84,23 @@ class Resumption:
     def adopt(self, stream: OutputStream, past: Past) -> None:
         """A request of another engine goes on here, in its turn among those that come back."""
         name = _name(stream)
-        self._deaths[name], self._unseen[name] = past
+        for counts, number in zip((self._deaths, self._unseen), past, strict=True):
+            counts.pop(name, None)  # of another request of that name
+            if number:
+                counts[name] = number
+        if len(self._deaths) + len(self._unseen) > 2 * len(self._streams) + _ENDED:
+            self._forget_ended()
         self._held[name] = stream
         self.go_on()
+
+    def past(self, stream: OutputStream) -> Past:
+        """What is known of engines that died of a request."""
+        return Past(self._deaths[_name(stream)], self._unseen[_name(stream)])
 
     def move_held(self) -> None:
         """Has requests that are held go on in another engine, as far as there is one."""
         for name, stream in [*self._held.items()]:
-            if self.move(stream, Past(self._deaths[name], self._unseen[name])):
+            if self.move(stream, self.past(stream)):
                 del self._held[name]
 
     def died(self, worked_on: Set[str] | None, *, alone: bool = True) -> None:
@@ -116,13 +126,16 @@ class Resumption:
             else:
                 self._deaths[name] += 1
                 suspects.append(stream)
-        live = set(map(_name, self._streams.live()))
-        self._deaths = Counter({name: self._deaths[name] for name in live & self._deaths.keys()})
-        self._unseen = Counter({name: self._unseen[name] for name in live & self._unseen.keys()})
+        self._forget_ended()
         self._held = {_name(stream): stream for stream in (*suspects, *others)}
         self.move_held()
         for stream in self._held.values():
             self._streams.wait_again(stream)
+
+    def _forget_ended(self) -> None:
+        live = set(map(_name, self._streams.live()))
+        self._deaths = Counter({name: self._deaths[name] for name in live & self._deaths.keys()})
+        self._unseen = Counter({name: self._unseen[name] for name in live & self._unseen.keys()})
 
     def _only_waited(self, name: str, worked_on: Set[str] | None) -> bool:
         """Whether an engine that was sent a request died without having begun it, which nobody believes for ever."""

@@ -114,7 +114,9 @@ class Attention(Layer):
             self.spec = replace(self.spec, stripe=shards.stripe)
 
     def _sharing(self, columns: Columns, group: int, shards: Shards) -> range | None:
-        """The query heads of the ranks that share contexts with this one; None where that would save no rank memory."""
+        """The query heads of the ranks that share contexts with this one; None where that would save no rank memory, or
+        ranks would keep different numbers of KV heads: all of them plan the same rounds.
+        """
         if shards.contexts == 1 or self.window is not None:
             return None
 
@@ -122,10 +124,12 @@ class Attention(Layer):
             inputs = columns.of_ranks(ranks)
             return range(inputs.start // self.dim, inputs.stop // self.dim)
 
+        kept = set()
         for first in range(0, shards.ranks.count, shards.contexts):
             ranks = shards.neighbours(first)
             most = max(len(_read_by(heads_of(range(rank, rank + 1)), group)) for rank in ranks)
-            if len(_read_by(heads_of(ranks), group)) >= most * shards.contexts:
+            kept.add(len(_read_by(heads_of(ranks), group)))
+            if max(kept) >= most * shards.contexts or len(kept) > 1:
                 return None
         return heads_of(shards.neighbours(shards.ranks.rank))
 

@@ -35,7 +35,7 @@ from penstock.startup.kept_start import weights_identity, weights_place
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, activation_bytes, format_bytes
 from penstock.startup.rank_plan import check_model, kept_elements, rank_machine, rank_notes, with_rank_kv
 from penstock.startup.resident import packer_of, resident_bytes
-from penstock.startup.rooms import Room, common_room, measured_speed, rooms_of_stages
+from penstock.startup.rooms import Room, common_room, compared, measured_speed, rooms_of_stages
 from penstock.startup.sharding import Sharing, shard
 from penstock.startup.staging import hold, shares_of, stages_of
 from penstock.weights.checkpoint import Checkpoint
@@ -237,7 +237,7 @@ def _each_machine(own: Machine, rooms: Sequence[Room], options: EngineOptions) -
     """What this machine has, and each other one; () where this is the only one."""
     if not rooms:
         return ()
-    return (Room(own.memory_available, measured_speed(options.threads or own.cores)), *rooms)
+    return compared(Room(own.memory_available, measured_speed(options.threads or own.cores)), rooms)
 
 
 def _dealt(
@@ -256,10 +256,11 @@ def _dealt(
     of_stages = rooms_of_stages(machines, options.pipeline_parallel_size)
     if not machines:
         return of_stages, limits
-    shares = shares_of(model, plans, stages_of(model, plans, options, of_stages), machines)
+    here, *others = shares_of(model, plans, stages_of(model, plans, options, of_stages), machines)
+    here = here._replace(own=limits.drafter_bytes)
     step = activation_bytes(facts, limits, DTYPE_BYTES[options.dtype])
     where = f", as {len(machines)} machines allow together"
-    return of_stages, replace(limits, available_bytes=common_room(shares, weights, step), where=where)
+    return of_stages, replace(limits, available_bytes=common_room((here, *others), weights, step), where=where)
 
 
 def _with_remedies(

@@ -201,6 +201,8 @@ async def test_an_id_is_in_use_once_in_all_engines(client: ClusterClient) -> Non
 
 async def test_all_sleep_and_wake(client: ClusterClient) -> None:
     before = pids(client)
+    await read(client.submit(request(40, max_tokens=2)))
+    assert sum(map(len, client._router._known))
     await client.sleep()
     assert client.state is EngineState.SLEEPING
     with pytest.raises(EngineDeadError, match="sleeps"):
@@ -208,6 +210,7 @@ async def test_all_sleep_and_wake(client: ClusterClient) -> None:
     await client.wake()
     assert client.state is EngineState.READY
     assert not set(before) & set(pids(client))
+    assert not sum(map(len, client._router._known))  # engines that were started again have nothing cached
     assert len(tokens_of(await read(client.submit(request(max_tokens=5))))) == 5
 
 

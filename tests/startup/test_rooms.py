@@ -7,7 +7,7 @@ import random
 import pytest
 
 from penstock.parallel.stages import Work, deal
-from penstock.startup.rooms import Room, Share, common_room, measured_speed, rooms_of_stages
+from penstock.startup.rooms import Room, Share, common_room, compared, measured_speed, rooms_of_stages
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -38,6 +38,17 @@ def test_a_machine_whose_layers_keep_nothing_bounds_no_cache() -> None:
     assert common_room(shares[:1], 200, 10) == 1000
     assert common_room(shares, 200, 10) == 200 + 10 + 890
     assert common_room([shares[0], Share(Room(109), 100, 0.0)], 200, 10) == 200 + 10 - 1
+
+
+def test_what_one_machine_has_alone_is_its_own() -> None:
+    """A draft model with the one that leads: 10 and 20, 4 of weights each, 2 of drafts leave 4 a machine."""
+    shares = [Share(Room(10), 4, 0.5, own=2), Share(Room(20), 4, 0.5)]
+    assert common_room(shares, 8, 0) == 8 + 2 + 8
+
+
+def test_machines_about_as_fast_count_as_equal() -> None:
+    others = [Room(1, 80.0), Room(1, 130.0), Room(1, 60.0), Room(1, 200.0)]
+    assert [room.speed for room in compared(Room(1, 100.0), others)] == [100.0, 100.0, 100.0, 60.0, 200.0]
 
 
 def test_stages_of_one_machine_share_it() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from penstock.config.adapters import AdapterUse
-from penstock.core.protocol import CacheOp
+from penstock.core.protocol import CacheOp, CacheOpKind
 from penstock.layers.batch import Batch
 from penstock.runtime.pipeline.steps import Link, LogitsPart, Placed, StageOps, StageResult, StageStep
 from penstock.runtime.replay import Rows
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 HeadHere = Callable[[Tensor, Rows | None], Tensor]
 """Makes logits [n, vocab] float32 of the final hidden states [L, hidden_size], of these rows or all."""
+
+
+_TOLD_EVER = (CacheOpKind.CANCEL, CacheOpKind.FORGET)  # also where no step follows for which they were told
 
 
 class StageError(RuntimeError):
@@ -192,7 +195,7 @@ class StagedSteps:
     def abort(self) -> None:
         """Gives up outstanding steps: stages compute them all the same, and what they give is dropped."""
         self._waited_for.clear()
-        self._ops.clear()
+        self._ops = [op for op in self._ops if op.kind in _TOLD_EVER]
         self._oldest = None
 
 
