@@ -34,7 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "deepseek-v2": {"num_attention_heads": 8, "v_head_dim": 32, "num_key_value_heads": 8, "num_hidden_layers": 2},
     "qwen3": {**DENSE, "num_key_value_heads": 1},
     "llama": {**DENSE, "num_key_value_heads": 2},
-    "unlike": {**DENSE, "num_attention_heads": 12, "num_key_value_heads": 12},
+    "unlike": {**DENSE, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64},
     "gpt-oss": {**DENSE, "num_key_value_heads": 1},
     "gemma2": {**DENSE, "num_key_value_heads": 1},
 }
@@ -188,7 +188,7 @@ def test_what_cannot_be_is_refused(model: Folder) -> None:
     refused("an integer from 1 to 8", tensor_parallel_size=2, decode_context_parallel_size=0)
     refused("no layer has keys and values", "llama", **shared(2))  # two KV heads: each rank has one
     refused(
-        "no layer has keys and values", "gpt", tensor_parallel_size=6, decode_context_parallel_size=2
+        "no layer has keys and values", "unlike", tensor_parallel_size=6, decode_context_parallel_size=2
     )  # unlike pairs
     refused("allowed: 1 or --decode-context", prefill_context_parallel_size=4, **shared(2))
     refused("some positions of a block", kv_ram=1 << 20, **shared(2))
