@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import time
 from contextlib import suppress
 from typing import Any, Final
 
@@ -37,8 +36,6 @@ class RayWorkers:
         self._address = options.workers_address
         self._token = secrets.token_hex(32)
         self._group: Any = None
-        self._room: Any = None  # what is there once the group has got it
-        self._until = 0.0
         self._tasks: list[Any] = []
 
     def door(self) -> Door:
@@ -46,10 +43,10 @@ class RayWorkers:
         return Door(self._address or _own_address(), self._token)
 
     def start(self, count: int, door: Door) -> None:
-        """Has Ray keep room for so many, and start them once it has.
+        """Has Ray keep room for so many, and start them.
 
         Raises:
-            ConfigError: Ray is not running.
+            ConfigError: Ray is not running, or it has no room.
         """
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -61,7 +58,12 @@ class RayWorkers:
             except (ConnectionError, RuntimeError) as error:
                 raise ConfigError(f"no Ray cluster is reached: {error} Start one with `ray start --head`.") from None
         self._group = placement_group([{"CPU": self._threads}] * count, strategy="SPREAD")
-        self._room, self._until = self._group.ready(), time.monotonic() + ROOM_S
+        if not self._group.wait(ROOM_S):
+            free = ray.available_resources().get("CPU", 0)
+            raise ConfigError(
+                f"Ray has no room for {count} workers of {self._threads} processors each: {free:g} are free in its "
+                "cluster. Take less --threads, or start `ray start --address …` on more machines."
+            )
         task = ray.remote(_joined)
         for place in range(count):
             where = PlacementGroupSchedulingStrategy(self._group, place, True)
@@ -69,17 +71,7 @@ class RayWorkers:
             self._tasks.append(options.remote(door.address, self._token, {"threads": self._threads}))
 
     def check(self) -> None:
-        """Looks how workers are.
-
-        Raises:
-            ConfigError: there has been no room for them all the time; EngineDeadError: one has ended.
-        """
-        if time.monotonic() > self._until and not self._ray.wait([self._room], timeout=0)[0]:
-            free = self._ray.available_resources().get("CPU", 0)
-            raise ConfigError(
-                f"Ray has no room for {len(self._tasks)} workers of {self._threads} processors each: {free:g} are free "
-                "in its cluster. Take less --threads, or start `ray start --address …` on more machines."
-            )
+        """Raises EngineDeadError where a worker has ended, or could not be started."""
         ended, _ = self._ray.wait(self._tasks, timeout=0) if self._tasks else ([], [])
         for task in ended:
             try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,19 @@ BY_RAY: dict[str, Any] = {"pipeline_parallel_size": 2, "distributed_executor_bac
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Of two processors."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    words = ["start", "--head", "--block", "--num-cpus", "2", "--include-dashboard", "false", "--disable-usage-stats"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as head:
+
+        def reached() -> bool:
+            with suppress(ConnectionError):
+                ray.init(address="auto", namespace="penstock", log_to_driver=False)
+            return bool(ray.is_initialized())
+
+        wait_until(reached)
+        yield
+        ray.shutdown()
+        head.terminate()
 
 
 @pytest.fixture(scope="module")
