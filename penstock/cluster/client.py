@@ -94,8 +94,7 @@ class ClusterClient:
         self._engines: Sequence[Backend] = ()
         self._info: EngineInfo | None = None
         self._control: Control | None = None  # what holds engines still
-        self._draining: set[int] = set()
-        self._retired: set[int] = set()
+        self._retired: set[int] = set()  # for good: what they still tell of requests that have left counts for nothing
         self._asked: set[asyncio.Task[None]] = set()
         self._resting = self._closed = False
 
@@ -209,7 +208,7 @@ class ClusterClient:
         return [
             number
             for number, engine in enumerate(self._engines)
-            if number not in self._draining and engine.state is EngineState.READY
+            if number not in self._retired and engine.state is EngineState.READY
         ]
 
     def _there(self) -> list[Backend]:
@@ -262,8 +261,6 @@ class ClusterClient:
     def serving(self, number: int) -> None:
         """An engine serves, and has nothing cached yet; what is held for others that are not there goes on in it."""
         self._router.forget(number)
-        if number not in self._retired:
-            self._draining.discard(number)
         if self._control is not None:
             self._engines[number].control(self._control)
         for other, engine in enumerate(self._engines):
@@ -298,8 +295,7 @@ class ClusterClient:
         """
         if not [other for other in self._ready() if other != number]:
             raise EngineDeadError("The only engine there is cannot be ended; close all of them.")
-        self._retired.add(number)  # for good: what it still tells of requests that have left counts for nothing
-        self._draining.add(number)
+        self._retired.add(number)
         line, until = self._engines[number].line, time.monotonic() + seconds
         try:
             for stream in line.streams.live():

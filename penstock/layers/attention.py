@@ -128,9 +128,12 @@ class Attention(Layer):
         for first in range(0, shards.ranks.count, shards.contexts):
             ranks = shards.neighbours(first)
             most = max(len(_read_by(heads_of(range(rank, rank + 1)), group)) for rank in ranks)
-            kept.add(len(_read_by(heads_of(ranks), group)))
-            if max(kept) >= most * shards.contexts or len(kept) > 1:
+            together = len(_read_by(heads_of(ranks), group))
+            if together >= most * shards.contexts:
                 return None
+            kept.add(together)
+        if len(kept) > 1:
+            return None
         return heads_of(shards.neighbours(shards.ranks.rank))
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:

@@ -14,7 +14,6 @@ from penstock.config.environment import pack_folder
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Accelerator, Machine, free_bytes
 from penstock.config.options import EngineOptions
-from penstock.config.ranks import rank_count
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, chosen_gpu, resolve
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
@@ -191,7 +190,8 @@ def make_engine_spec(
         CheckpointError: the model cannot be read.
         ConfigError: an option cannot be honoured; MemoryPlanError: it does not fit.
     """
-    facts = model_facts(checkpoint := _opened(options))
+    checkpoint = _opened(options)
+    facts = model_facts(checkpoint)
     ranks = Ranks(0, options.tensor_parallel_size)
     own = rank_machine((machine or measure_machine(options.device)).within(options.memory), options)
     machine = own.beside(sum(room.memory for room in rooms))
@@ -204,8 +204,7 @@ def make_engine_spec(
     kernels, model = _on_kernels(declare, concrete)
     if model.runs and concrete.on_gpu:
         return make_spec_on_cpu(options, machine, model.runs, drafts)
-    if rank_count(concrete) > 1:
-        check_model(model, concrete)
+    check_model(model, concrete)
     fullest, heaviest = _largest(model, checkpoint, concrete, ranks, kernels)
     concrete = with_rank_kv(options, concrete, fullest, facts)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)

@@ -24,7 +24,9 @@ def rank_machine(machine: Machine, options: EngineOptions) -> Machine:
 
 
 def check_model(model: Model, options: EngineOptions) -> None:
-    """Raises ConfigError for a model that several processes cannot compute."""
+    """Raises ConfigError for a model that several processes cannot compute, where they are asked for."""
+    if rank_count(options) == 1:
+        return
     why = ""
     if model.runs:
         why = model.runs
