@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from benchmarks.report import arguments, report
 from penstock import LLM
 from penstock.weights.open import bundled_model_path
 
+Taken = dict[str, list[float]]  # seconds, by engine
 WORKS = {  # sequences, tokens of a prompt and of an answer
     "decode, one sequence": (1, 16, 48),
     "prompt of 512 tokens": (1, 512, 1),
@@ -91,24 +92,43 @@ def measure(given: Any, model: Path) -> dict[str, Any]:
     }
     kind = "pipeline_parallel_size" if given.pipeline else "tensor_parallel_size"
     engines = {"one process": Engine(**settings), "ranks": Engine(**settings, **{kind: given.ranks})}
-    rng, seconds = random.Random(1), defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
-    shares = defaultdict[str, list[float]](list)
-    for turn in range(given.rounds + 1):
+    seconds, shares = defaultdict[str, Taken](lambda: defaultdict(list)), defaultdict[str, list[float]](list)
+    for name, which, took, figures in turns(engines, given.rounds, same=not given.shape):
+        seconds[name][which].append(took)
+        if which == "ranks":
+            shares[name].append(figures["ranks"] / took)
+    told = {name: engine.settings for name, engine in engines.items()}
+    for engine in engines.values():
+        engine.close()
+    return {"seconds": seconds, "exchanged": shares, "settings": told}
+
+
+def turns(
+    engines: Mapping[str, Engine], rounds: int, *, same: bool
+) -> Iterator[tuple[str, str, float, Mapping[str, float]]]:
+    """Has two engines take turns: which work, by which, the seconds it took, and PARTS. The first round warms up.
+
+    `same`: their answers have to be the same.
+    """
+    rng = random.Random(1)
+    for turn in range(rounds + 1):
         for name, (count, length, tokens) in WORKS.items():
             prompts = [[rng.randrange(5, 30_000) for _ in range(length)] for _ in range(count)]
             answers = []
             for which in rng.sample(list(engines), len(engines)):
                 (took, figures), said = engines[which].run(prompts, tokens)
                 answers.append(said)
-                if turn:  # the first warms up
-                    seconds[name][which].append(took)
-                    if which == "ranks":
-                        shares[name].append(figures["ranks"] / took)
-            assert given.shape or answers[0] == answers[1], f"{name}: answers differ"
-    told = {name: engine.settings for name, engine in engines.items()}
-    for engine in engines.values():
-        engine.close()
-    return {"seconds": seconds, "exchanged": shares, "settings": told}
+                if turn:
+                    yield name, which, took, figures
+            assert not same or answers[0] == answers[1], f"{name}: answers differ"
+
+
+def random_model(folder: Path, shape: str) -> Path:
+    """A model of that shape without weights, with a tokenizer: any will do."""
+    model = dummy_model(folder, shape)
+    for file in bundled_model_path().glob("tokenizer*.json"):
+        shutil.copy(file, model)
+    return model
 
 
 def main() -> None:
@@ -122,10 +142,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = dummy_model(Path(folder) / "model", given.shape) if given.shape else given.model
-        if given.shape:  # any tokenizer will do
-            for file in bundled_model_path().glob("tokenizer*.json"):
-                shutil.copy(file, model)
+        model = random_model(Path(folder) / "model", given.shape) if given.shape else given.model
         figures = measure(given, model)
     rows = []
     for name, (count, length, tokens) in WORKS.items():

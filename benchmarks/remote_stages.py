@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import queue
-import random
-import shutil
 import socket
 import statistics
 import subprocess
@@ -24,10 +22,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kv_tiers import SHAPES, dummy_model
-from benchmarks.ranks import WORKS, Engine
+from benchmarks.kv_tiers import SHAPES
+from benchmarks.ranks import WORKS, Engine, Taken, random_model, turns
 from benchmarks.report import arguments, report
-from penstock.weights.open import bundled_model_path
 
 LEAD, WORKER, PORT = "10.207.0.1", "10.207.0.2", 7207
 COLUMNS = [
@@ -135,19 +132,10 @@ def measure(given: Any) -> dict[str, Any]:
     }  # fmt: skip
     remote = {"remote_workers": 1, "workers_address": f"{LEAD}:{PORT}", "threads": 1}
     engines = {"near": Engine(**settings), "far": Engine(**{**settings, **remote})}
-    rng, seconds = random.Random(1), defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
-    waits = defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
-    for turn in range(given.rounds + 1):
-        for name, (count, length, tokens) in WORKS.items():
-            prompts = [[rng.randrange(5, 30_000) for _ in range(length)] for _ in range(count)]
-            said = []
-            for which in rng.sample(list(engines), len(engines)):
-                (took, figures), answers = engines[which].run(prompts, tokens)
-                said.append(answers)
-                if turn:  # the first warms up
-                    seconds[name][which].append(took)
-                    waits[name][which].append(1 - figures["stages_computed"] / figures["stages"])
-            assert given.shape or said[0] == said[1], f"{name}: answers differ"
+    seconds, waits = (defaultdict[str, Taken](lambda: defaultdict(list)) for _ in range(2))
+    for name, which, took, figures in turns(engines, given.rounds, same=not given.shape):
+        seconds[name][which].append(took)
+        waits[name][which].append(1 - figures["stages_computed"] / figures["stages"])
     for engine in engines.values():
         engine.close()
     return {"seconds": seconds, "waits": waits}
@@ -186,10 +174,7 @@ def main() -> None:
         tell(given, measure(given))
     else:
         with tempfile.TemporaryDirectory() as folder:
-            model = dummy_model(Path(folder) / "model", given.shape) if given.shape else Path(given.model)
-            if given.shape:  # any tokenizer will do
-                for file in bundled_model_path().glob("tokenizer*.json"):
-                    shutil.copy(file, model)
+            model = random_model(Path(folder) / "model", given.shape) if given.shape else Path(given.model)
             run_inside(given, model)
 
 

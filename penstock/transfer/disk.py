@@ -29,11 +29,10 @@ from penstock.transfer.folder import (
 )
 from penstock.transfer.index import Index
 from penstock.transfer.pieces import Bytes
-from penstock.transfer.places import PlacesFile
+from penstock.transfer.places import PlacesFile, Rest
 from penstock.transfer.sealing import PLAIN, Sealing
-from penstock.transfer.store import Described, StoreError, always
+from penstock.transfer.store import Described, always
 
-_PAUSE_S: Final = 30.0  # without writing, where the disk is full
 _GIVEN_UP_S: Final = 0.5  # until the index says what is not wanted any more
 _LOCK_S: Final = 5.0  # an engine that ends may have the folder so long
 
@@ -67,7 +66,7 @@ class DiskStore(Described):
         """
         super().__init__()
         self._folder = folder
-        self._paused_until = 0.0
+        self._rest = Rest()
         self._later: Timer | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,14 +112,9 @@ class DiskStore(Described):
         return self._file.holds(place, entry)
 
     def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
-        if time.monotonic() < self._paused_until:
-            raise StoreError("the disk was full a moment ago")
-        try:
+        with self._rest.writing():
             self._file.write(place, entry, parts, settled)
             self._index.put(place, entry)
-        except OSError:
-            self._paused_until = time.monotonic() + _PAUSE_S
-            raise
 
     def read(self, place: int, entry: Entry) -> Bytes:
         return self._file.read(place, entry)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from threading import get_ident
@@ -24,6 +26,7 @@ from penstock.transfer.store import GivenUp, StoreError, always
 MAGIC: Final = b"PNSTKV01"
 _HEAD: Final = struct.Struct("<8sQI16s28x")
 _PAGE: Final = 4096
+_REST_S: Final = 30.0
 _WRITTEN: Final = os.O_RDWR | os.O_CREAT
 _MOST_PARTS: Final = 512  # buffers of one system call
 
@@ -31,6 +34,24 @@ _MOST_PARTS: Final = 512  # buffers of one system call
 def place_bytes(size: int) -> int:
     """What so many bytes of a block take on disk."""
     return -(-(size + _HEAD.size) // _PAGE) * _PAGE
+
+
+class Rest:
+    """Nothing is written for a while after a write that failed: most likely the disk is full."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raises StoreError while it rests; an OSError within begins a rest."""
+        if time.monotonic() < self._until:
+            raise StoreError("the disk was full a moment ago")
+        try:
+            yield
+        except OSError:
+            self._until = time.monotonic() + _REST_S
+            raise
 
 
 class PlacesFile:

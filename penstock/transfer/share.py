@@ -22,11 +22,10 @@ from penstock.runtime.mover import Mover
 from penstock.transfer.carrier import Carrier
 from penstock.transfer.folder import LOCK, share_file
 from penstock.transfer.pieces import Bytes
-from penstock.transfer.places import PlacesFile
+from penstock.transfer.places import PlacesFile, Rest
 from penstock.transfer.sealing import PLAIN, Sealing
-from penstock.transfer.store import Described, Store, StoreError, always
+from penstock.transfer.store import Described, Store, always
 
-_PAUSE_S: Final = 30.0  # without writing, where the disk is full
 _PATIENCE_S: Final = 5.0  # a rank that ends may have the file so long
 _AGAIN_S: Final = 0.01
 
@@ -50,7 +49,7 @@ class ShareStore(Described):
             ConfigError: it cannot be made or written, or another process has it.
         """
         super().__init__()
-        self._paused_until = 0.0
+        self._rest = Rest()
         path = folder / share_file(rank)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,13 +75,8 @@ class ShareStore(Described):
         return self._file.holds(place, entry)
 
     def write(self, place: int, entry: Entry, parts: Sequence[Bytes], settled: Callable[[], bool] = always) -> None:
-        if time.monotonic() < self._paused_until:
-            raise StoreError("the disk was full a moment ago")
-        try:
+        with self._rest.writing():
             self._file.write(place, entry, parts, settled)
-        except OSError:
-            self._paused_until = time.monotonic() + _PAUSE_S
-            raise
 
     def read(self, place: int, entry: Entry) -> Bytes:
         return self._file.read(place, entry)
